@@ -1,4 +1,4 @@
-//! API keys, the administrator's key, and the rights of web pages and other tenants.
+//! Keys of flags and files, which are read again on SIGHUP, and the flags of tenants.
 
 use serde_json::{Value, json};
 
@@ -12,39 +12,6 @@ async fn status(request: reqwest::RequestBuilder) -> u16 {
         assert!(reply["error"]["message"].is_string(), "{reply}");
     }
     status
-}
-
-/// Goal: the administrator's routes can be used from this machine, but not by web pages, by clients
-/// of a proxy, or by a name that was rebound to this machine; nothing shows prompts unasked.
-#[tokio::test]
-async fn admin_routes_are_closed_to_web_pages_and_proxies() {
-    let server = Server::start(TINY, &["--pin-budget", "4"]);
-    let client = reqwest::Client::new();
-    let paths = ["/admin/stats", "/admin/audit", "/admin/tree", "/admin/pins"];
-    for path in paths {
-        let get = || client.get(server.url(path));
-        assert_eq!(status(get()).await, 200, "{path}");
-        assert_eq!(status(get().header("host", "rebound.example")).await, 403, "{path}");
-        assert_eq!(status(get().header("origin", "https://evil.example")).await, 403, "{path}");
-        assert_eq!(status(get().header("sec-fetch-site", "cross-site")).await, 403, "{path}");
-        assert_eq!(status(get().header("x-forwarded-for", "203.0.113.9")).await, 403, "{path}");
-    }
-    let form = client.post(server.url("/admin/pins")).header("content-type", "text/plain");
-    assert_eq!(status(form.body(r#"{"prompt": "x"}"#)).await, 415);
-}
-
-/// Goal: with an administrator's key, its routes need it, from this machine too, and everything
-/// else does not.
-#[tokio::test]
-async fn an_admin_key_is_needed_for_admin_routes_alone() {
-    let server = Server::start(TINY, &["--admin-key", "sesame"]);
-    let client = reqwest::Client::new();
-    let stats = || client.get(server.url("/admin/stats"));
-    assert_eq!(status(stats()).await, 401);
-    assert_eq!(status(stats().bearer_auth("sesam")).await, 401);
-    assert_eq!(status(stats().bearer_auth("sesame")).await, 200);
-    server.complete(json!({"prompt": "x", "max_tokens": 1})).await;
-    assert_eq!(server.get("/health").await.0, 200);
 }
 
 /// Goal: with API keys, `/v1` needs one of them; health does not. Keys are not shown in errors.
@@ -69,44 +36,6 @@ async fn api_keys_are_needed_for_v1() {
     assert!(message.contains("expected a key") && !message.contains("two"), "{message}");
     let message = fail(&["serve", "--model", TINY, "--tenant-by", "key"]);
     assert!(message.contains("expected API keys"), "{message}");
-}
-
-/// Goal: tenants that are told apart by their keys share no cached prefixes, whatever salt they
-/// choose; the requests of one tenant do.
-#[tokio::test]
-async fn tenants_share_no_prefixes() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let file = dir.path().join("keys");
-    std::fs::write(&file, "a key-1\na key-2\nb key-3\n").expect("written");
-    let file = file.to_str().expect("UTF-8");
-    let server = Server::start(TINY, &["--api-key-file", file, "--isolate-tenants"]);
-    let client = reqwest::Client::new();
-    let cached = async |key: &str, salt: Option<&str>| {
-        let body = json!({"prompt": prompt(40, 1), "max_tokens": 1, "cache_salt": salt});
-        let request = client.post(server.url("/v1/completions")).bearer_auth(key).json(&body);
-        let reply: Value = request.send().await.expect("a reply").json().await.expect("JSON");
-        reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count")
-    };
-    assert_eq!(cached("key-1", None).await, 0);
-    assert!(cached("key-2", None).await > 0);
-    assert_eq!(cached("key-3", None).await, 0);
-    assert_eq!(cached("key-3", Some("1:a")).await, 0);
-    assert_eq!(cached("key-1", Some("own")).await, 0);
-    assert!(cached("key-1", Some("own")).await > 0);
-
-    let server = Server::start(TINY, &["--tenant-by", "header:x-tenant"]);
-    let models = client.get(server.url("/v1/models"));
-    assert_eq!(status(models.try_clone().expect("a copy")).await, 400);
-    assert_eq!(status(models.header("x-tenant", "a")).await, 200);
-}
-
-/// Goal: an operator can hide how much of a prompt was cached.
-#[tokio::test]
-async fn cached_tokens_can_be_hidden() {
-    let server = Server::start(TINY, &["--hide-cached-tokens"]);
-    let reply = server.complete(json!({"prompt": prompt(40, 1), "max_tokens": 1})).await;
-    assert_eq!(reply["usage"]["prompt_tokens"], 48);
-    assert!(reply["usage"]["prompt_tokens_details"].is_null(), "{reply}");
 }
 
 /// Goal: a server warns if other machines can use it without a key; one with keys, or on this
@@ -184,4 +113,30 @@ async fn a_pipe_with_keys_is_waited_for() {
 fn make_pipe(path: &std::path::Path) {
     let made = std::process::Command::new("mkfifo").arg(path).status().expect("a command");
     assert!(made.success());
+}
+
+/// Goal: the flags of tenants and of hidden counts reach the router.
+#[tokio::test]
+async fn flags_set_the_rules_of_tenants() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("keys");
+    std::fs::write(&file, "a key-1\nb key-2\n").expect("written");
+    let file = file.to_str().expect("UTF-8");
+    let server = Server::start(TINY, &["--api-key-file", file, "--isolate-tenants"]);
+    let client = reqwest::Client::new();
+    for (key, is_cached) in [("key-1", false), ("key-1", true), ("key-2", false)] {
+        let body = json!({"prompt": prompt(40, 1), "max_tokens": 1});
+        let request = client.post(server.url("/v1/completions")).bearer_auth(key).json(&body);
+        let reply: Value = request.send().await.expect("a reply").json().await.expect("JSON");
+        let cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+        assert_eq!(cached > Some(0), is_cached, "{key}: {reply}");
+    }
+    let flags = ["--tenant-by", "header:x-tenant", "--hide-cached-tokens"];
+    let server = Server::start(TINY, &flags);
+    let post = || client.post(server.url("/v1/completions"));
+    let body = json!({"prompt": prompt(40, 1), "max_tokens": 1});
+    assert_eq!(status(post().json(&body)).await, 400);
+    let reply = post().header("x-tenant", "a").json(&body).send().await.expect("a reply");
+    let reply: Value = reply.json().await.expect("JSON");
+    assert!(reply["usage"]["prompt_tokens_details"].is_null(), "{reply}");
 }

@@ -428,3 +428,46 @@ async fn flags_have_the_names_of_vllm() {
     let refused = fail(&[&["generate", "--model", TINY][..], &long].concat());
     assert!(refused.contains("max_positions") && refused.contains("100000000"), "{refused}");
 }
+
+/// Goal: the command line takes a schema, as text and as a file, a regular expression and a
+/// grammar, and refuses two of them.
+#[test]
+fn the_command_line_takes_grammars() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path.to_string_lossy().into_owned()
+    };
+    let schema = json!({"type": "object", "properties": {"colour": {"enum": ["red", "green"]}},
+                        "required": ["colour"], "additionalProperties": false});
+    let inline = schema.to_string();
+    let assert_valid = |text: &str| {
+        let value: Value = serde_json::from_str(text).expect("JSON");
+        assert!(["red", "green"].iter().any(|colour| value["colour"] == *colour), "{value}");
+    };
+    let generate = |flag: &str, value: &str| {
+        let output = succeed(&[
+            "generate",
+            "--model",
+            "demo",
+            "--prompt",
+            "x",
+            "--max-tokens",
+            "200",
+            "--json",
+            flag,
+            value,
+        ]);
+        let line: Value = serde_json::from_str(output.trim()).expect("JSON");
+        line["text"].as_str().expect("a text").to_owned()
+    };
+    assert_valid(&generate("--json-schema", &inline));
+    assert_valid(&generate("--json-schema", &file("schema.json", &inline)));
+    assert_eq!(generate("--regex", "a{4}"), "aaaa");
+    assert_eq!(generate("--grammar", &file("a.lark", "start: \"b\" \"c\"")), "bc");
+    let both =
+        ["generate", "--model", "demo", "--prompt", "x", "--regex", "a", "--json-schema", "{}"];
+    let output = stolon(&both).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(2));
+}

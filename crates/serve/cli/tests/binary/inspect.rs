@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::gguf_writer::{GgufWriter, Meta};
-use crate::support::{fail, run, succeed};
+use crate::support::{EMBEDDING, fail, run, succeed};
 
 /// The directory of the built-in model.
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo_model/text");
@@ -127,4 +127,15 @@ fn missing_models_are_errors() {
         let message = fail(&["model", "inspect", model]);
         assert!(message.contains(word), "{message}");
     }
+}
+
+/// Goal: `model inspect` says that a model is for embeddings, and what it cannot do.
+#[test]
+fn inspect_shows_how_embeddings_are_made() {
+    let text = succeed(&["model", "inspect", EMBEDDING]);
+    assert!(text.contains("last pooling, normalised"), "{text}");
+    let json: Value =
+        serde_json::from_str(&succeed(&["model", "inspect", EMBEDDING, "--json"])).expect("JSON");
+    assert_eq!(json["embedding"]["pooling"], "last");
+    assert_eq!(json["refusals"], json!([]));
 }

@@ -1,61 +1,40 @@
-//! Tests of the `stolon` binary: its commands as run from a shell, and its HTTP server over TCP.
-//! They use models with random weights and the built-in demo model.
+//! Tests of the `stolon` binary: its commands as run from a shell, and what a server does as a
+//! process: its flags, files, signals and limits, the page in a browser, and hostile clients. What it
+//! answers is tested in `crates/serve/http/tests/it`.
 
 mod access_api;
-#[path = "../../../../models/checkpoint/tests/it/support/adapter_writer.rs"]
-mod adapter_writer;
-mod adapters_api;
-mod agents;
+mod adapter_flags;
+#[path = "../../../http/tests/it/support/adapters.rs"]
+mod adapters;
 mod attacks;
 mod bench;
 mod bench_serve;
 mod browser;
-mod cache_api;
+mod cache_commands;
 mod cache_misses_api;
-mod chat_api;
 mod commands;
-mod completions_api;
 mod config;
 mod connections;
-mod cors;
-mod deadlines;
-mod embeddings_api;
-mod generation_options;
 #[path = "../../../../models/checkpoint/tests/it/support/gguf_writer.rs"]
 #[allow(dead_code, reason = "shared with the tests of stolon-checkpoint")]
 mod gguf_writer;
 #[cfg(feature = "candle")]
 mod gpu_check;
-mod gzip;
-mod history_api;
 #[cfg(unix)]
 mod hung_backend;
 mod inspect;
-mod json_schema;
 mod key_limits;
 mod limits;
 mod log;
-mod messages_api;
-mod metrics_api;
-mod model_names;
-mod openapi;
-mod other_paths;
 mod page;
-mod page_api;
 mod page_chat;
 mod page_images;
 mod readme;
-mod responses_api;
 mod root_path;
-mod sessions_api;
-mod skills_api;
-mod structured_api;
+mod serve_flags;
 mod support;
 mod tls;
-mod tokenize_api;
-mod tools_api;
 #[cfg(feature = "otel")]
 mod traces;
 #[cfg(unix)]
 mod unix_socket;
-mod vllm_fields;

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::adapters_api::write_adapter;
+use crate::adapters::write_adapter;
 use crate::support::Server;
 
 /// The root of the checkout.

@@ -44,7 +44,10 @@ async fn ask(server: &Server, path: &str, body: Option<&Value>, accepted: &str) 
 /// compressed.
 #[tokio::test]
 async fn long_replies_are_compressed_for_those_who_accept_it() {
-    let server = Server::start(TINY, &["--root-path", "/llm"]);
+    let server = Server::with(TINY, |engine, options| {
+        options.root_path = "/llm".parse().expect("a path");
+        engine
+    });
     let tokenize = json!({"prompt": "x".repeat(2_000)});
     for (path, body) in [
         ("/tokenize", Some(&tokenize)),

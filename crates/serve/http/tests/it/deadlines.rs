@@ -18,7 +18,7 @@ fn endless(path: &str) -> Value {
 /// deadline that leaves time enough changes nothing.
 #[tokio::test]
 async fn a_request_ends_at_its_deadline() {
-    let server = Server::start(TINY, &["--num-blocks", "4096"]);
+    let server = Server::with(TINY, |engine, _| engine.num_blocks(4096));
     let (path, header) = ("/v1/completions", ("x-request-timeout", "0.2"));
     let (status, reply) = server.post_with(path, header, endless(path)).await;
     assert_eq!((status, &reply["error"]["code"]), (504, &json!("timeout")), "{reply}");
@@ -33,7 +33,7 @@ async fn a_request_ends_at_its_deadline() {
 /// Goal: a stream that runs past its deadline ends with an error event.
 #[tokio::test]
 async fn a_stream_ends_at_its_deadline() {
-    let server = Server::start(TINY, &["--num-blocks", "4096"]);
+    let server = Server::with(TINY, |engine, _| engine.num_blocks(4096));
     let mut body = endless("/v1/completions");
     body["stream"] = json!(true);
     let request = reqwest::Client::new().post(server.url("/v1/completions")).json(&body);
@@ -50,7 +50,7 @@ async fn a_stream_ends_at_its_deadline() {
 /// one continues.
 #[tokio::test]
 async fn a_queued_request_ends_at_its_deadline() {
-    let server = Server::start(TINY, &["--max-running", "1", "--num-blocks", "4096"]);
+    let server = Server::with(TINY, |engine, _| engine.max_running(1).num_blocks(4096));
     let mut body = endless("/v1/completions");
     body["stream"] = json!(true);
     let mut first = server.send("/v1/completions", body.to_string()).await;

@@ -2,13 +2,17 @@
 
 use serde_json::json;
 
-use crate::support::{Server, TINY};
+use crate::support::{Server, TINY, api_key};
 
 /// Goal: a route is found without `/v1`, with it twice, and with slashes too many, also below a root
 /// path, and its keys are asked for; routes for operators have their own paths only.
 #[tokio::test]
 async fn routes_are_found_by_other_paths() {
-    let server = Server::start(TINY, &["--api-key", "sesame", "--root-path", "/llm"]);
+    let server = Server::with(TINY, |engine, options| {
+        options.access.api_keys = api_key("sesame");
+        options.root_path = "/llm".parse().expect("a path");
+        engine
+    });
     let body = json!({"prompt": "x", "max_tokens": 1});
     let key = ("authorization", "Bearer sesame");
     for path in [

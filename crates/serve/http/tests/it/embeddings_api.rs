@@ -3,15 +3,13 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
+use stolon::EmbeddingSizes;
+use stolon_http::Tenants;
 
-use crate::support::{Server, TINY, fail, succeed};
-
-/// A model for embeddings, with the embeddings that sentence-transformers computes.
-pub(crate) const MODEL: &str =
-    concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/checkpoint/tests/fixtures/embedding");
+use crate::support::{EMBEDDING, Server, api_keys};
 
 fn expected() -> Vec<Value> {
-    let text = std::fs::read_to_string(format!("{MODEL}/expected.json")).expect("a fixture");
+    let text = std::fs::read_to_string(format!("{EMBEDDING}/expected.json")).expect("a fixture");
     serde_json::from_str(&text).expect("JSON")
 }
 
@@ -37,7 +35,9 @@ fn assert_close(values: &[f32], expected: &Value) {
 /// order, and the tokens are counted.
 #[tokio::test]
 async fn embeddings_have_openais_form() {
-    let server = Server::start(MODEL, &["--embedding-sizes", "12,16"]);
+    let server = Server::with(EMBEDDING, |engine, _| {
+        engine.embedding_sizes(EmbeddingSizes::Listed(vec![12, 16]))
+    });
     let cases = expected();
     let texts: Vec<&Value> = cases.iter().map(|case| &case["text"]).collect();
     let tokens: Vec<&Value> = cases.iter().map(|case| &case["tokens"]).collect();
@@ -83,7 +83,7 @@ async fn embeddings_have_openais_form() {
 /// each is the same as alone.
 #[tokio::test]
 async fn many_inputs_need_no_room_in_the_queue() {
-    let server = Server::start(MODEL, &["--max-queued", "3", "--max-running", "2"]);
+    let server = Server::with(EMBEDDING, |engine, _| engine.max_queued_requests(3).max_running(2));
     let input: Vec<String> = (0..2048).map(|n| format!("{}", n % 50)).collect();
     let body = json!({"input": input, "encoding_format": "base64"});
     let reply = server.ok("/v1/embeddings", body).await;
@@ -107,8 +107,10 @@ async fn many_inputs_need_no_room_in_the_queue() {
 /// Goal: a wrong input is refused with its index, before anything is computed.
 #[tokio::test]
 async fn wrong_inputs_are_refused_by_their_index() {
-    let names = ["--served-model-name", "one", "--served-model-name", "two"];
-    let server = Server::start(MODEL, &names);
+    let server = Server::with(EMBEDDING, |engine, options| {
+        options.served_names = ["one", "two"].map(String::from).to_vec();
+        engine
+    });
     let long = "x".repeat(300);
     for (body, param, part) in [
         (json!({}), "input", "required"),
@@ -144,29 +146,27 @@ async fn wrong_inputs_are_refused_by_their_index() {
 /// Goal: each kind of model refuses requests that it is not meant for, and says what was expected.
 #[tokio::test]
 async fn models_refuse_what_they_are_not_meant_for() {
-    let server = Server::start(MODEL, &[]);
+    let server = Server::start(EMBEDDING);
     let (status, reply) = server.post("/v1/completions", json!({"prompt": "a"})).await;
     assert_eq!((status, &reply["error"]["code"]), (400, &json!("unsupported_endpoint")));
     let message = reply["error"]["message"].as_str().expect("a message");
     assert!(message.contains("output matrix"), "{message}");
-    let server = Server::start(TINY, &[]);
+    let server = Server::tiny();
     let (status, reply) = server.post("/v1/embeddings", json!({"input": "a"})).await;
     assert_eq!((status, &reply["error"]["code"]), (400, &json!("unsupported_endpoint")));
     let message = reply["error"]["message"].as_str().expect("a message");
     assert!(message.contains("1_Pooling/config.json"), "{message}");
     assert!(server.get("/v1/models").await.1["data"][0].get("embedding_size").is_none());
-    let refused = fail(&["generate", "--model", TINY, "--embedding-sizes", "any", "--prompt", "x"]);
-    assert!(refused.contains("not meant for embeddings"), "{refused}");
 }
 
 /// Goal: a key is needed, and tenants share no cache.
 #[tokio::test]
 async fn keys_and_tenants_hold_for_embeddings() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let keys = dir.path().join("keys");
-    std::fs::write(&keys, "ada secret-a\nbob secret-b\n").expect("a file");
-    let file = keys.to_str().expect("UTF-8");
-    let server = Server::start(MODEL, &["--api-key-file", file, "--isolate-tenants"]);
+    let server = Server::with(EMBEDDING, |engine, options| {
+        options.access.api_keys = api_keys(&[("ada", "secret-a"), ("bob", "secret-b")]);
+        options.access.tenants = Tenants::ByKey;
+        engine
+    });
     let body = json!({"input": "A stolon is a stem that grows along the ground."});
     let (status, _) = server.post("/v1/embeddings", body.clone()).await;
     assert_eq!(status, 401);
@@ -178,15 +178,4 @@ async fn keys_and_tenants_hold_for_embeddings() {
         let cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
         assert_eq!(cached > Some(0), is_cached, "{key}: {reply}");
     }
-}
-
-/// Goal: `model inspect` says that a model is for embeddings, and what it cannot do.
-#[test]
-fn inspect_shows_how_embeddings_are_made() {
-    let text = succeed(&["model", "inspect", MODEL]);
-    assert!(text.contains("last pooling, normalised"), "{text}");
-    let json: Value =
-        serde_json::from_str(&succeed(&["model", "inspect", MODEL, "--json"])).expect("JSON");
-    assert_eq!(json["embedding"]["pooling"], "last");
-    assert_eq!(json["refusals"], json!([]));
 }

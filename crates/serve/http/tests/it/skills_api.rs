@@ -39,7 +39,7 @@ async fn events(server: &Server, path: &str, body: &Value) -> Vec<Value> {
 /// and the same usage, and the second question about an image finds it in the cache.
 #[tokio::test]
 async fn answers_have_moondreams_form() {
-    let server = Server::start(MODEL, &[]);
+    let server = Server::start(MODEL);
     let (_, description) = server.get("/openapi.json").await;
     let settings = json!({"temperature": 0, "top_p": 1.0, "max_tokens": 7});
     let image = picture(100, 70, 1);
@@ -87,7 +87,7 @@ async fn answers_have_moondreams_form() {
 /// a whole before the pieces of the answer, with the same content and the same usage.
 #[tokio::test]
 async fn reasoning_has_moondreams_form() {
-    let server = Server::start("random:moondream3-tiny", &[]);
+    let server = Server::start("random:moondream3-tiny");
     let (_, description) = server.get("/openapi.json").await;
     let settings = json!({"temperature": 0, "max_tokens": 300});
     let body = json!({"question": "Where?", "reasoning": true, "settings": settings});
@@ -124,7 +124,7 @@ async fn reasoning_has_moondreams_form() {
 /// request finds the image and its own answer in the cache.
 #[tokio::test]
 async fn points_and_boxes_have_moondreams_form() {
-    let server = Server::start(MODEL, &[]);
+    let server = Server::start(MODEL);
     let (_, description) = server.get("/openapi.json").await;
     let image = picture(100, 70, 1);
     for (path, field, tokens) in [("/v1/point", "points", 2), ("/v1/detect", "objects", 3)] {
@@ -156,7 +156,7 @@ async fn points_and_boxes_have_moondreams_form() {
 /// Goal: unsupported requests are refused with the parameter and the expected value.
 #[tokio::test]
 async fn other_requests_are_refused() {
-    let server = Server::start(MODEL, &[]);
+    let server = Server::start(MODEL);
     let image = picture(10, 10, 1);
     let query = |key: &str, value: Value| ("/v1/query", json!({"question": "a", key: value}));
     let object = json!({"image_url": image, "object": "x"});
@@ -210,9 +210,14 @@ async fn other_requests_are_refused() {
 
 /// Goal: a host that the operator has named is asked only if its address is public, and other hosts
 /// are not asked at all, whichever API names the image.
+#[cfg(feature = "image-urls")]
 #[tokio::test]
 async fn images_are_fetched_from_public_addresses_of_named_hosts_only() {
-    let server = Server::start(MODEL, &["--image-hosts", "localhost", "*.invalid"]);
+    let server = Server::with(MODEL, |engine, _| {
+        let hosts = ["localhost", "*.invalid"].map(|host| host.parse().expect("a host"));
+        let hosts = stolon_http::ImageHosts::new(hosts.to_vec());
+        engine.image_urls(move |url| hosts.fetch(url))
+    });
     let own = server.url("/health").replace("127.0.0.1", "localhost");
     for (url, expected) in [
         (own.as_str(), "a URL of a host that this server fetches images from"),
@@ -238,11 +243,13 @@ async fn images_are_fetched_from_public_addresses_of_named_hosts_only() {
 #[tokio::test]
 async fn other_models_are_refused() {
     let image = picture(10, 10, 1);
-    let names = ["--served-model-name", "one", "--served-model-name", "two"];
-    let server = Server::start(MODEL, &names);
+    let server = Server::with(MODEL, |engine, options| {
+        options.served_names = ["one", "two"].map(String::from).to_vec();
+        engine
+    });
     let (status, reply) = server.post("/v1/query", json!({"question": "a", "model": "b"})).await;
     assert_eq!(status, 404, "{reply}");
-    let other = Server::start(TINY, &[]);
+    let other = Server::start(TINY);
     for (path, body) in [
         ("/v1/query", json!({"question": "a"})),
         ("/v1/caption", json!({"image_url": image})),

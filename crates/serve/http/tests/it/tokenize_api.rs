@@ -2,8 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Server, TINY};
-use crate::tools_api::SCRIPTED;
+use crate::support::{SCRIPTED, Server, TINY, api_key};
 
 /// Goal: a text becomes token ids and back, with the texts of the tokens if requested, and the
 /// special tokens around it can be left out.
@@ -31,7 +30,7 @@ async fn texts_are_tokenised_and_back() {
 /// Goal: `token_strs` has the pieces of the vocabulary, as in vLLM, and not their texts.
 #[tokio::test]
 async fn token_strs_are_pieces() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let body = json!({"prompt": "a \u{e9}script:call", "return_token_strs": true});
     let reply = server.ok("/tokenize", body).await;
     assert_eq!(reply["token_strs"], json!(["a", "\u{120}", "\u{c3}", "\u{a9}", "script:call"]));
@@ -41,7 +40,7 @@ async fn token_strs_are_pieces() {
 /// on request, and the generation prompt can be left out.
 #[tokio::test]
 async fn conversations_are_tokenised_as_chat_requests_are() {
-    let server = Server::start("demo", &[]);
+    let server = Server::start("demo");
     let messages = json!([{"role": "user", "content": "Who keeps the tower?"}]);
     let whole = server.ok("/tokenize", json!({"messages": messages})).await;
     let chat = json!({"messages": messages, "max_completion_tokens": 1});
@@ -113,7 +112,10 @@ async fn wrong_tokenize_requests_are_refused() {
 /// Goal: both routes need an API key if there are any, `/version` does not.
 #[tokio::test]
 async fn tokenising_needs_a_key() {
-    let server = Server::start(TINY, &["--api-key", "sesame"]);
+    let server = Server::with(TINY, |engine, options| {
+        options.access.api_keys = api_key("sesame");
+        engine
+    });
     for path in ["/tokenize", "/detokenize"] {
         assert_eq!(server.post(path, json!({"prompt": "x", "tokens": [1]})).await.0, 401);
     }
@@ -182,7 +184,7 @@ async fn completions_return_token_ids() {
 /// choices, and are those of `/tokenize`.
 #[tokio::test]
 async fn chat_returns_token_ids() {
-    let server = Server::start("demo", &[]);
+    let server = Server::start("demo");
     let messages = json!([{"role": "user", "content": "Who keeps the tower?"}]);
     let prompt = server.ok("/tokenize", json!({"messages": messages})).await["tokens"].clone();
     let body = json!({"messages": messages, "max_completion_tokens": 6, "temperature": 0,
@@ -201,7 +203,7 @@ async fn chat_returns_token_ids() {
 /// without tools, also where Anthropic's clients count them.
 #[tokio::test]
 async fn tools_are_counted() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let messages = json!([{"role": "user", "content": "What is 2 + 3?"}]);
     let schema = json!({"type": "object", "properties": {"a": {"type": "number"}}});
     let tools = json!([{"type": "function", "function": {"name": "add", "parameters": schema}}]);
@@ -223,7 +225,7 @@ async fn tools_are_counted() {
 /// takes as one token each, and the chat template.
 #[tokio::test]
 async fn the_tokenizer_is_described() {
-    let server = Server::start("demo", &[]);
+    let server = Server::start("demo");
     let (status, info) = server.get("/tokenizer_info").await;
     assert_eq!(status, 200, "{info}");
     let eos = info["eos_token"].as_str().expect("an end-of-sequence token");

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use serde_json::{Value, json};
 
-use crate::support::{Server, prompt, texts};
+use crate::support::{Server, TINY, prompt, texts};
 
 /// Goal: a repeated prompt gives the same text, and the second time its whole blocks are cached.
 #[tokio::test]
@@ -301,8 +301,10 @@ async fn a_disconnect_cancels_the_request() {
 /// are reported.
 #[tokio::test]
 async fn models_health_and_stats_are_reported() {
-    let names = ["--served-model-name", "org/served", "--served-model-name", "other-name"];
-    let server = Server::start(crate::support::TINY, &names);
+    let server = Server::with(TINY, |engine, options| {
+        options.served_names = ["org/served", "other-name"].map(String::from).to_vec();
+        engine
+    });
     assert_eq!(server.get("/health").await, (200, json!({"status": "ok"})));
     let (_, models) = server.get("/v1/models").await;
     let listed: Vec<&Value> =
@@ -313,7 +315,7 @@ async fn models_health_and_stats_are_reported() {
     let (status, reply) = server.get("/v1/models/%ff").await;
     assert_eq!((status, &reply["error"]["param"]), (400, &json!("id")));
     // The names replace the model's own.
-    let (status, reply) = server.get(&format!("/v1/models/{}", crate::support::TINY)).await;
+    let (status, reply) = server.get(&format!("/v1/models/{}", TINY)).await;
     let message = reply["error"]["message"].as_str().expect("a message");
     assert!(status == 404 && message.ends_with("`org/served`"), "{message}");
     for (name, expected) in [

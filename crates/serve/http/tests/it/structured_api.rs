@@ -3,8 +3,9 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Server, stolon, succeed};
-use crate::tools_api::SCRIPTED;
+use stolon_http::FormatChoice;
+
+use crate::support::{SCRIPTED, Server};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -33,7 +34,7 @@ fn assert_valid(text: &str) {
 /// streamed alike.
 #[tokio::test]
 async fn answers_follow_their_schema() {
-    let server = Server::start("demo", &[]);
+    let server = Server::start("demo");
     let messages = json!([{"role": "user", "content": "Which colour?"}]);
     let format = json!({"type": "json_schema", "json_schema":
                         {"name": "answer", "schema": schema(), "strict": true}});
@@ -91,7 +92,10 @@ fn tools(strict: bool) -> Value {
 #[tokio::test]
 async fn required_calls_are_made() {
     // This model would reason without end if the grammar does not permit the text of its script.
-    let server = Server::start(SCRIPTED, &["--reasoning-parser", "none"]);
+    let server = Server::with(SCRIPTED, |engine, options| {
+        options.reasoning = FormatChoice::Off;
+        engine
+    });
     let named = json!({"type": "function", "function": {"name": "paint"}});
     let body = |choice: &Value, temperature: f32| {
         json!({"messages": [{"role": "user", "content": "script:plain"}], "tools": tools(false),
@@ -134,7 +138,7 @@ async fn required_calls_are_made() {
 /// Goal: the grammar applies after the reasoning.
 #[tokio::test]
 async fn reasoning_comes_before_the_answer() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let body = json!({"messages": [{"role": "user", "content": "script:think"}],
                       "guided_choice": ["yes", "no"], "max_tokens": 100});
     let reply = server.ok(CHAT, body).await;
@@ -147,7 +151,7 @@ async fn reasoning_comes_before_the_answer() {
 /// harm no other request.
 #[tokio::test]
 async fn grammars_that_cannot_be_followed_are_refused() {
-    let server = Server::start("demo", &[]);
+    let server = Server::start("demo");
     let bad = json!({"type": "object", "properties": {"a": {"not": {}}}});
     let tool = json!({"type": "function",
                       "function": {"name": "f", "parameters": bad, "strict": true}});
@@ -169,7 +173,7 @@ async fn grammars_that_cannot_be_followed_are_refused() {
         assert_eq!(reply["error"]["type"], "invalid_request_error");
     }
     let body = json!({"messages": [{"role": "user", "content": "x"}], "tools": [tool]});
-    let (status, reply) = Server::start(SCRIPTED, &[]).post(CHAT, body).await;
+    let (status, reply) = Server::start(SCRIPTED).post(CHAT, body).await;
     let param = "tools[0].function.parameters.properties.a.not";
     assert_eq!((status, &reply["error"]["param"]), (400, &json!(param)), "{reply}");
     // Nested repetitions end, with an answer or an error.
@@ -178,41 +182,4 @@ async fn grammars_that_cannot_be_followed_are_refused() {
     assert!([200, 400].contains(&status), "{reply}");
     let plain = json!({"prompt": "x", "max_tokens": 2});
     assert_eq!(server.complete(plain).await["choices"][0]["finish_reason"], "length");
-}
-
-/// Goal: the command line takes a schema, as text and as a file, a regular expression and a
-/// grammar, and refuses two of them.
-#[test]
-fn the_command_line_takes_grammars() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let file = |name: &str, text: &str| {
-        let path = directory.path().join(name);
-        std::fs::write(&path, text).expect("written");
-        path.to_string_lossy().into_owned()
-    };
-    let inline = schema().to_string();
-    let generate = |flag: &str, value: &str| {
-        let output = succeed(&[
-            "generate",
-            "--model",
-            "demo",
-            "--prompt",
-            "x",
-            "--max-tokens",
-            "200",
-            "--json",
-            flag,
-            value,
-        ]);
-        let line: Value = serde_json::from_str(output.trim()).expect("JSON");
-        line["text"].as_str().expect("a text").to_owned()
-    };
-    assert_valid(&generate("--json-schema", &inline));
-    assert_valid(&generate("--json-schema", &file("schema.json", &inline)));
-    assert_eq!(generate("--regex", "a{4}"), "aaaa");
-    assert_eq!(generate("--grammar", &file("a.lark", "start: \"b\" \"c\"")), "bc");
-    let both =
-        ["generate", "--model", "demo", "--prompt", "x", "--regex", "a", "--json-schema", "{}"];
-    let output = stolon(&both).output().expect("it runs");
-    assert_eq!(output.status.code(), Some(2));
 }

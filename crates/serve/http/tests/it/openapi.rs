@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::json_schema::violation;
-use crate::support::{Server, TINY};
+use crate::support::{EMBEDDING, Server, TINY};
 
 /// Checks that a reply has the form that the description gives for its status.
 fn check_reply(description: &Value, method: &str, path: &str, status: u16, reply: &Value) {
@@ -17,7 +17,7 @@ fn check_reply(description: &Value, method: &str, path: &str, status: u16, reply
 /// Goal: replies of all operations, and their errors, have the form that is described.
 #[tokio::test]
 async fn replies_are_as_described() {
-    let server = Server::start("demo", &["--pin-budget", "16"]);
+    let server = Server::with("demo", |engine, _| engine.pin_budget(16));
     let (status, description) = server.get("/openapi.json").await;
     assert_eq!((status, &description["openapi"]), (200, &json!("3.1.0")));
     let text = "The keeper of the tower walks up the stairs every evening and lights the lamp.";
@@ -133,7 +133,7 @@ async fn replies_are_as_described() {
 /// Goal: vectors have the form that is described, in both formats, and so have their refusals.
 #[tokio::test]
 async fn vectors_are_as_described() {
-    let server = Server::start(crate::embeddings_api::MODEL, &[]);
+    let server = Server::start(EMBEDDING);
     let (_, description) = server.get("/openapi.json").await;
     for (body, expected) in [
         (json!({"input": "x"}), 200),
@@ -174,8 +174,10 @@ async fn events_are_as_described() {
 #[tokio::test]
 async fn bounds_of_numbers_are_the_parsers() {
     // With two names, others do not name the model.
-    let names = ["--served-model-name", "one", "--served-model-name", "two"];
-    let server = Server::start(TINY, &[&["--pin-budget", "4"], &names[..]].concat());
+    let server = Server::with(TINY, |engine, options| {
+        options.served_names = ["one", "two"].map(String::from).to_vec();
+        engine.pin_budget(4)
+    });
     let (_, description) = server.get("/openapi.json").await;
     let messages = json!([{"role": "user", "content": "x"}]);
     let mut compared = 0;

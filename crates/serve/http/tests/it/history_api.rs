@@ -3,8 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::Server;
-use crate::tools_api::SCRIPTED;
+use crate::support::{SCRIPTED, Server};
 
 const CHAT: &str = "/v1/chat/completions";
 const MESSAGES: &str = "/v1/messages";
@@ -42,7 +41,7 @@ fn user(text: &str) -> Value {
 /// only tokenized or looked up, and their text is shown.
 #[tokio::test]
 async fn old_messages_of_chats_are_accepted() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let call = |arguments: Value| {
         json!({"role": "assistant", "tool_calls": [
             {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}]})
@@ -137,7 +136,7 @@ async fn old_messages_of_chats_are_accepted() {
 /// result.
 #[tokio::test]
 async fn old_blocks_are_accepted() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let text = json!({"type": "text", "text": "b"});
     let of_result = |content: Value| {
         json!([
@@ -198,7 +197,7 @@ async fn old_blocks_are_accepted() {
 /// known, and an error names its index.
 #[tokio::test]
 async fn old_items_are_accepted() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let output = |kind: &str| json!({"type": kind, "call_id": "1", "output": "Done."});
     let message = |part: Value| json!({"type": "message", "role": "user", "content": [part]});
     for (items, ignored) in [
@@ -287,7 +286,7 @@ async fn old_items_are_accepted() {
 /// Goal: half of an emoji, which a client has cut off, becomes the replacement character.
 #[tokio::test]
 async fn halves_of_surrogate_pairs_are_replaced() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     for (path, body) in [
         (CHAT, r#"{"max_tokens": 1, "messages": [{"role": "user", "content": "cut \ud83d"}]}"#),
         (
@@ -315,7 +314,7 @@ async fn halves_of_surrogate_pairs_are_replaced() {
 /// stay.
 #[tokio::test]
 async fn lines_of_clients_about_themselves_are_cut() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let line = |hash: &str| {
         format!("x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={hash};")
     };

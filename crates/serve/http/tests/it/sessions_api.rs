@@ -1,8 +1,12 @@
 //! `/v1/sessions`, `session_id` in requests, and SGLang's names for them.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
-use crate::support::{Server, TINY, prompt, texts};
+use stolon_http::Tenants;
+
+use crate::support::{Server, TINY, api_keys, prompt, texts};
 
 /// A conversation of two turns with other requests in between, which use up the KV cache. Returns
 /// the texts of the answers and how much of the second prompt was cached.
@@ -34,7 +38,7 @@ async fn conversation(server: &Server, session: Option<&str>) -> (Vec<String>, u
 /// evicted, with the same answers; its statistics report the blocks that it holds.
 #[tokio::test]
 async fn a_session_keeps_its_conversation_cached() {
-    let server = Server::start(TINY, &["--num-blocks", "16"]);
+    let server = Server::with(TINY, |engine, _| engine.num_blocks(16));
     let opened = server.ok("/v1/sessions", json!({"id": "chat", "ttl_seconds": 600})).await;
     assert_eq!((&opened["tokens"], &opened["ttl_seconds"]), (&json!(0), &json!(600.0)));
     let (cold, none) = conversation(&server, None).await;
@@ -64,7 +68,7 @@ async fn a_session_keeps_its_conversation_cached() {
 /// Goal: chat requests are turns too, streamed or not, and a turn in progress is the only one.
 #[tokio::test]
 async fn conversations_are_turns_of_sessions() {
-    let server = Server::start("demo", &[]);
+    let server = Server::start("demo");
     let id = server.ok("/v1/sessions", json!({})).await["id"].clone();
     assert!(id.as_str().is_some_and(|id| id.len() == 32), "{id}");
     let mut body = json!({"messages": [{"role": "user", "content": "Who lights the lamp?"}],
@@ -123,7 +127,9 @@ async fn a_session_has_one_turn_at_a_time() {
 /// Goal: SGLang's names work, and bodies are checked: ids, times and unknown members.
 #[tokio::test]
 async fn sglangs_names_work_and_bodies_are_checked() {
-    let server = Server::start(TINY, &["--max-sessions", "2", "--session-ttl", "600"]);
+    let server = Server::with(TINY, |engine, _| {
+        engine.max_sessions(2).session_ttl(Duration::from_secs(600))
+    });
     let body = json!({"capacity_of_str_len": 1000, "session_id": "s", "streaming": false,
                       "timeout": 1.5});
     assert_eq!(server.ok("/open_session", body.clone()).await, json!("s"));
@@ -162,12 +168,13 @@ async fn sglangs_names_work_and_bodies_are_checked() {
 /// other's, even under the same id. Operators see all.
 #[tokio::test]
 async fn clients_have_sessions_of_their_own() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let file = dir.path().join("keys");
-    std::fs::write(&file, "ada key-1\nada key-2\nbob key-3\n").expect("written");
-    let file = file.to_str().expect("UTF-8");
-    for tenants in [&[][..], &["--tenant-by", "key"][..]] {
-        let server = Server::start(TINY, &[&["--api-key-file", file], tenants].concat());
+    for tenants in [Tenants::One, Tenants::ByKey] {
+        let server = Server::with(TINY, |engine, options| {
+            let keys = [("ada", "key-1"), ("ada", "key-2"), ("bob", "key-3")];
+            options.access.api_keys = api_keys(&keys);
+            options.access.tenants = tenants;
+            engine
+        });
         let client = reqwest::Client::new();
         let send = async |method: reqwest::Method, path: &str, key: &str, body: Value| {
             let request = client.request(method, server.url(path)).bearer_auth(key).json(&body);
@@ -230,7 +237,7 @@ async fn sessions_are_forked_and_rewound() {
 /// Goal: a completion can send only the new part of its session.
 #[tokio::test]
 async fn completions_are_appended_to_a_session() {
-    let server = Server::start(TINY, &[]);
+    let server = Server::start(TINY);
     for id in ["whole", "new"] {
         server.ok("/v1/sessions", json!({"id": id})).await;
     }

@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::support::Server;
-use crate::tools_api::SCRIPTED;
+use stolon_http::FormatChoice;
+
+use crate::support::{SCRIPTED, Server, TINY};
 
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
@@ -15,7 +16,7 @@ fn messages(text: &str) -> Value {
 /// Goal: whole replies and all pieces name the version of the server and the model.
 #[tokio::test]
 async fn replies_have_a_fingerprint() {
-    let server = Server::start("demo", &[]);
+    let server = Server::start("demo");
     for (path, body) in [
         (COMPLETIONS, json!({"prompt": "x", "max_tokens": 2})),
         (CHAT, json!({"messages": messages("x"), "max_tokens": 2})),
@@ -33,7 +34,7 @@ async fn replies_have_a_fingerprint() {
 /// continues the conversation.
 #[tokio::test]
 async fn reasoning_has_both_names() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let body = json!({"messages": messages("script:think"), "temperature": 0, "max_tokens": 20});
     let whole = server.ok(CHAT, body.clone()).await;
     let message = &whole["choices"][0]["message"];
@@ -54,7 +55,7 @@ async fn reasoning_has_both_names() {
 /// answer or the prompt has begun it, and a model without delimited reasoning refuses a budget.
 #[tokio::test]
 async fn reasoning_ends_with_its_budget() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let with = |budget: i32, more: Value| {
         let mut body = json!({"temperature": 0, "thinking_token_budget": budget});
         for (name, value) in more.as_object().expect("an object") {
@@ -88,7 +89,10 @@ async fn reasoning_ends_with_its_budget() {
     let reply = server.ok("/v1/messages", anthropic(json!(0))).await;
     assert_eq!(reply["content"][0]["type"], "text", "{reply}");
 
-    let server = Server::start(SCRIPTED, &["--reasoning-parser", "none"]);
+    let server = Server::with(SCRIPTED, |engine, options| {
+        options.reasoning = FormatChoice::Off;
+        engine
+    });
     let (status, reply) = server.post(CHAT, with(0, chat)).await;
     assert_eq!((status, &reply["error"]["param"]), (400, &json!("thinking_token_budget")));
     // Anthropic's clients send it to every model.
@@ -99,7 +103,7 @@ async fn reasoning_ends_with_its_budget() {
 /// completions by choice and in chats for the whole reply; they are `null` if nobody asks.
 #[tokio::test]
 async fn prompts_have_log_probabilities() {
-    let server = Server::start("demo", &[]);
+    let server = Server::start("demo");
     let text = "The keeper of the tower";
     let body = json!({"prompt": [text, "x y"], "max_tokens": 1, "temperature": 0, "n": 2});
     let mut asked = body.clone();
@@ -140,7 +144,7 @@ async fn prompts_have_log_probabilities() {
 /// streams have no effect on a whole reply.
 #[tokio::test]
 async fn streams_report_the_usage_so_far() {
-    let server = Server::start("demo", &[]);
+    let server = Server::start("demo");
     let options = json!({"include_usage": true, "continuous_usage_stats": true});
     for (path, mut body) in [
         (COMPLETIONS, json!({"prompt": "x", "max_tokens": 4, "ignore_eos": true})),
@@ -175,7 +179,7 @@ async fn streams_report_the_usage_so_far() {
 /// names and of the generated one.
 #[tokio::test]
 async fn log_probabilities_name_tokens() {
-    let server = Server::start("demo", &[]);
+    let server = Server::start("demo");
     let body = json!({"prompt": "The keeper", "max_tokens": 3, "temperature": 0, "logprobs": 1,
                       "return_tokens_as_token_ids": true, "return_token_ids": true});
     let reply = server.ok(COMPLETIONS, body).await;
@@ -209,7 +213,7 @@ async fn log_probabilities_name_tokens() {
 /// Goal: only the tokens that a request allows are generated.
 #[tokio::test]
 async fn only_allowed_tokens_are_generated() {
-    let server = Server::start("random:tiny", &[]);
+    let server = Server::tiny();
     let body = json!({"prompt": "x", "max_tokens": 8, "temperature": 1, "seed": 1, "n": 2,
                       "allowed_token_ids": [98, 97]});
     for choice in server.ok(COMPLETIONS, body).await["choices"].as_array().expect("choices") {
@@ -222,7 +226,7 @@ async fn only_allowed_tokens_are_generated() {
 /// cut.
 #[tokio::test]
 async fn prompts_are_cut_on_request() {
-    let server = Server::start("random:tiny", &["--max-model-len", "64"]);
+    let server = Server::with(TINY, |engine, _| engine.max_positions(64));
     let text: String = ('a'..='z').cycle().take(100).collect();
     let ids = |text: &str| json!(text.bytes().collect::<Vec<u8>>());
     for (more, expected) in [
@@ -238,7 +242,7 @@ async fn prompts_are_cut_on_request() {
         assert_eq!(reply["choices"][0]["prompt_token_ids"], ids(expected), "{more}");
         assert_eq!(reply["usage"]["prompt_tokens"], expected.len());
     }
-    let server = Server::start("demo", &[]);
+    let server = Server::start("demo");
     let body = json!({"messages": messages("A long question."), "max_tokens": 2,
                       "truncate_prompt_tokens": 3});
     assert_eq!(server.ok(CHAT, body).await["usage"]["prompt_tokens"], 3);

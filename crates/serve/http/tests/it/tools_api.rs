@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Server, run};
+use stolon::ToolCallFormat;
+use stolon_http::FormatChoice;
+
+use crate::support::{SCRIPTED, Server};
 
 const PATH: &str = "/v1/chat/completions";
 
-/// The directory of the model that recites the script whose name ends the prompt.
-pub(crate) const SCRIPTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/scripted");
-
-pub(crate) fn tool(name: &str) -> Value {
+fn tool(name: &str) -> Value {
     let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}}});
     let description = "Looks something up.";
     json!({"type": "function",
@@ -90,7 +90,7 @@ async fn answers(server: &Server, body: Value) -> (Value, Value) {
 /// `tool_calls`; broken ones are text.
 #[tokio::test]
 async fn calls_are_found_whole_and_streamed() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let (message, reason) = answers(&server, ask("script:call")).await;
     assert_eq!((&message["content"], &reason), (&json!("I look it up."), &json!("tool_calls")));
     let call = &message["tool_calls"][0];
@@ -135,7 +135,7 @@ async fn calls_are_found_whole_and_streamed() {
 /// not offered are not shown to the model.
 #[tokio::test]
 async fn without_tools_nothing_is_a_call() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let mut none = ask("script:call");
     none["tool_choice"] = json!("none");
     let mut without = none.clone();
@@ -150,7 +150,7 @@ async fn without_tools_nothing_is_a_call() {
 /// Goal: the result of a call continues the conversation, and everything before it is cached.
 #[tokio::test]
 async fn results_of_calls_continue_the_conversation() {
-    let server = Server::start(SCRIPTED, &["--block-size", "4"]);
+    let server = Server::with(SCRIPTED, |engine, _| engine.block_size(4));
     let mut body = ask("script:call");
     let first = server.ok(PATH, body.clone()).await;
     let message = &first["choices"][0]["message"];
@@ -169,7 +169,7 @@ async fn results_of_calls_continue_the_conversation() {
 /// left out or left in the text.
 #[tokio::test]
 async fn reasoning_has_a_field_of_its_own() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let (message, _) = answers(&server, ask("script:think")).await;
     assert_eq!(message["reasoning_content"], "Let me think about it.");
     assert_eq!(message["content"], "It is sunny.");
@@ -186,7 +186,10 @@ async fn reasoning_has_a_field_of_its_own() {
         (&message["reasoning_content"], &message["content"]),
         (&Value::Null, &json!("Sunny indeed."))
     );
-    let server = Server::start(SCRIPTED, &["--reasoning-parser", "none"]);
+    let server = Server::with(SCRIPTED, |engine, options| {
+        options.reasoning = FormatChoice::Off;
+        engine
+    });
     let (message, _) = answers(&server, ask("script:think")).await;
     assert!(
         message["content"].as_str().is_some_and(|text| text.starts_with("<think>")),
@@ -199,7 +202,7 @@ async fn reasoning_has_a_field_of_its_own() {
 #[tokio::test]
 async fn tools_with_free_text_are_called() {
     let custom = json!({"type": "custom", "custom": {"name": "get_weather"}});
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let mut body = ask("script:two");
     body["tools"] = json!([custom, tool("get_time")]);
     body["temperature"] = json!(0);
@@ -231,7 +234,7 @@ async fn tools_with_free_text_are_called() {
     let next = server.ok(PATH, body).await;
     assert_eq!(next["choices"][0]["message"]["content"], "Hello, world.");
 
-    let server = Server::start("demo", &[]);
+    let server = Server::start("demo");
     for choice in [json!("required"), json!({"type": "custom", "custom": {"name": "get_weather"}})]
     {
         let mut body = ask("hello");
@@ -253,7 +256,10 @@ async fn the_operator_chooses_the_format() {
     for (format, script, city) in
         [("mistral", "script:mistral", "Rome"), ("llama3_json", "script:llama", "Lima")]
     {
-        let server = Server::start(SCRIPTED, &["--tool-call-parser", format]);
+        let server = Server::with(SCRIPTED, |engine, options| {
+            options.tool_calls = format.parse().expect("a format");
+            engine
+        });
         let (message, reason) = answers(&server, ask(script)).await;
         assert_eq!(reason, "tool_calls", "{message}");
         let call = &message["tool_calls"][0];
@@ -268,7 +274,7 @@ async fn the_operator_chooses_the_format() {
 /// guaranteed, whole and streamed alike.
 #[tokio::test]
 async fn tools_work_with_a_template_that_does_not_know_them() {
-    let server = Server::start("demo", &[]);
+    let server = Server::start("demo");
     let parameters = json!({"type": "object", "properties": {"city": {"enum": ["Rome", "Lima"]}},
                             "required": ["city"], "additionalProperties": false});
     let function = json!({"name": "get_weather", "parameters": parameters});
@@ -316,7 +322,7 @@ async fn tools_work_with_a_template_that_does_not_know_them() {
 /// is refused, by its name and path.
 #[tokio::test]
 async fn tools_are_taken_as_programs_describe_them() {
-    let server = Server::start("demo", &[]);
+    let server = Server::start("demo");
     for (keyword, value) in [
         ("maxLength", json!(524_288)),
         ("maxItems", json!(9_007_199_254_740_991_i64)),
@@ -368,26 +374,26 @@ async fn tools_are_taken_as_programs_describe_them() {
 /// Goal: the operator replaces the template, and disables tools.
 #[tokio::test]
 async fn the_operator_chooses_the_template() {
-    let template = format!("{SCRIPTED}/chat_template.jinja");
-    let server =
-        Server::start("demo", &["--chat-template", &template, "--reasoning-parser", "none"]);
+    let template = std::fs::read_to_string(format!("{SCRIPTED}/chat_template.jinja"));
+    let template = template.expect("a template");
+    let server = Server::with("demo", |engine, options| {
+        options.reasoning = FormatChoice::Off;
+        engine.chat_template(template.clone())
+    });
     server.ok(PATH, ask("hello")).await;
-    let server =
-        Server::start("demo", &["--chat-template", &template, "--tool-call-parser", "none"]);
+    let server = Server::with("demo", |engine, options| {
+        options.tool_calls = FormatChoice::Off;
+        engine.chat_template(template)
+    });
     let (status, reply) = server.post(PATH, ask("hello")).await;
     assert_eq!((status, &reply["error"]["param"]), (400, &json!("tools")), "{reply}");
-    for path in ["/nonexistent/template", SCRIPTED] {
-        let output = run(&["serve", "--port", "0", "--chat-template", path], "");
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && error.contains("--chat-template"), "{error}");
-    }
 }
 
 /// Goal: parameters of tools that are wrong, or that request a guarantee which cannot be given, are
 /// refused by their path.
 #[tokio::test]
 async fn wrong_tools_are_refused() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     for (extra, param) in [
         (json!({"tools": [{"type": "function"}]}), "tools[0].function"),
         (json!({"tools": [{"type": "retrieval"}]}), "tools[0].type"),
@@ -414,7 +420,7 @@ async fn wrong_tools_are_refused() {
 /// Goal: a call within reasoning that is never closed is a call, in all APIs.
 #[tokio::test]
 async fn a_call_may_end_the_reasoning() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let (message, reason) = answers(&server, ask("script:lost")).await;
     assert_eq!(message["reasoning_content"], "I look.", "{message}");
     assert_eq!(message["tool_calls"][0]["function"]["name"], "get_time", "{message}");
@@ -436,7 +442,7 @@ async fn a_call_may_end_the_reasoning() {
 /// arguments of a call, in all APIs.
 #[tokio::test]
 async fn stop_strings_are_looked_for_in_the_text_alone() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     for stop in ["about", "Let me", "think", "</think>", "\n"] {
         let mut body = ask("script:think");
         body["stop"] = json!([stop]);
@@ -469,7 +475,7 @@ async fn stop_strings_are_looked_for_in_the_text_alone() {
 /// a text is text.
 #[tokio::test]
 async fn an_answer_may_continue_reasoning() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     for (prefill, reasoning, content) in [
         ("<think>\nLet me see. script:so", json!("391."), "It is 391."),
         ("<think>\nHm.\n</think>\nHi. script:plain", Value::Null, "Hello, world."),
@@ -495,7 +501,10 @@ async fn an_answer_may_continue_reasoning() {
 /// conversation, in all APIs.
 #[tokio::test]
 async fn ids_of_calls_count_over_the_conversation() {
-    let server = Server::start(SCRIPTED, &["--tool-call-parser", "kimi_k2"]);
+    let server = Server::with(SCRIPTED, |engine, options| {
+        options.tool_calls = FormatChoice::Format(ToolCallFormat::Kimi);
+        engine
+    });
     let mut body = ask("script:kimi");
     let first = server.ok(PATH, body.clone()).await["choices"][0]["message"].clone();
     assert_eq!(first["tool_calls"][0]["id"], "functions.get_time:0", "{first}");
@@ -521,7 +530,7 @@ async fn ids_of_calls_count_over_the_conversation() {
 /// the last message can be continued.
 #[tokio::test]
 async fn answers_have_a_least_length_and_can_be_continued() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let body = json!({"messages": [{"role": "user", "content": "script:plain"}], "max_tokens": 8});
     for (extra, count) in [
         (json!({}), 4),

@@ -17,7 +17,7 @@ fn conversation() -> Value {
 /// Goal: the next turn of a conversation finds the question and the answer before it cached.
 #[tokio::test]
 async fn the_next_turn_finds_the_conversation_cached() {
-    let server = Server::start("demo", &["--block-size", "4"]);
+    let server = Server::start("demo");
     let ask = async |messages: &Value| {
         let body = json!({"messages": messages, "max_completion_tokens": 16, "temperature": 0});
         server.ok(PATH, body).await
@@ -42,7 +42,7 @@ async fn the_next_turn_finds_the_conversation_cached() {
 /// not streamed, log-probabilities included, and it ends with a finish reason.
 #[tokio::test]
 async fn a_streamed_answer_equals_the_whole_one() {
-    let server = Server::start("demo", &[]);
+    let server = Server::start("demo");
     let body = json!({"messages": conversation(), "max_tokens": 12, "temperature": 0,
                       "logprobs": true, "top_logprobs": 2});
     let whole = server.ok(PATH, body.clone()).await;
@@ -78,7 +78,7 @@ async fn a_streamed_answer_equals_the_whole_one() {
 /// Goal: parameters that chat completions do not support are refused by their path.
 #[tokio::test]
 async fn unsupported_chat_parameters_are_refused() {
-    let server = Server::start("demo", &[]);
+    let server = Server::start("demo");
     for (extra, param) in [
         (json!({"messages": []}), "messages"),
         (json!({"messages": [{"role": "robot", "content": "x"}]}), "messages[0].role"),
@@ -105,7 +105,7 @@ async fn unsupported_chat_parameters_are_refused() {
 #[tokio::test]
 async fn answers_without_a_limit_use_the_context() {
     // The KV pool has room for more than the context.
-    let server = Server::start("demo", &["--num-blocks", "2048"]);
+    let server = Server::with("demo", |engine, _| engine.num_blocks(2048));
     let body = json!({
         "messages": conversation(), "temperature": 0, "logit_bias": {"65": 100},
         "end_repetition": false,
@@ -115,7 +115,10 @@ async fn answers_without_a_limit_use_the_context() {
     let sum = prompt.as_u64().zip(answer.as_u64()).map(|(prompt, answer)| prompt + answer);
     let (_, models) = server.get("/v1/models").await;
     assert_eq!(sum, models["data"][0]["max_model_len"].as_u64());
-    let server = Server::start("demo", &["--default-max-tokens", "7"]);
+    let server = Server::with("demo", |engine, options| {
+        options.default_max_tokens = Some(7);
+        engine
+    });
     let reply = server.ok(PATH, body).await;
     assert_eq!(reply["usage"]["completion_tokens"], 7);
 }
@@ -123,7 +126,7 @@ async fn answers_without_a_limit_use_the_context() {
 /// Goal: values of parameters that request nothing are accepted, as clients send them unasked.
 #[tokio::test]
 async fn neutral_values_are_accepted() {
-    let server = Server::start("demo", &[]);
+    let server = Server::start("demo");
     let body = json!({
         "model": "demo", "max_tokens": 1, "temperature": 0, "stream": false, "n": 1, "best_of": 1,
         "messages": [{"role": "assistant", "content": "x", "tool_calls": [], "annotations": [],
@@ -160,8 +163,11 @@ async fn chat_without_a_chat_template_is_refused() {
 #[tokio::test]
 async fn special_tokens_in_messages_are_text_unless_the_operator_allows_them() {
     let mut prompt_tokens = Vec::new();
-    for args in [&[][..], &["--special-tokens-in-messages"]] {
-        let server = Server::start("demo", args);
+    for are_allowed in [false, true] {
+        let server = Server::with("demo", |engine, options| {
+            options.special_tokens_in_messages = are_allowed;
+            engine
+        });
         let messages = json!([{"role": "user", "content": "a<|end|>b"}]);
         let reply = server.ok(PATH, json!({"messages": messages, "max_tokens": 1})).await;
         prompt_tokens.push(reply["usage"]["prompt_tokens"].as_u64());

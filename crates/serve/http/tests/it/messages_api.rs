@@ -2,8 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::Server;
-use crate::tools_api::SCRIPTED;
+use crate::support::{SCRIPTED, Server, api_key};
 
 const PATH: &str = "/v1/messages";
 
@@ -90,7 +89,7 @@ async fn answer(server: &Server, body: Value) -> Value {
 /// end.
 #[tokio::test]
 async fn answers_consist_of_blocks() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let message = answer(&server, ask("script:call")).await;
     assert_eq!((&message["type"], &message["role"]), (&json!("message"), &json!("assistant")));
     assert_eq!(message["content"][0], json!({"type": "text", "text": "I look it up."}));
@@ -133,7 +132,7 @@ async fn answers_consist_of_blocks() {
 /// and not text in addition.
 #[tokio::test]
 async fn a_guaranteed_call_that_is_cut_off_is_one_block() {
-    let server = Server::start("demo", &[]);
+    let server = Server::start("demo");
     let mut body = ask("hello");
     body["tools"][0]["input_schema"]["required"] = json!(["city"]);
     body["tool_choice"] = json!({"type": "any", "disable_parallel_tool_use": true});
@@ -149,7 +148,7 @@ async fn a_guaranteed_call_that_is_cut_off_is_one_block() {
 /// counts of tokens agree with it; and the assistant's last message is continued.
 #[tokio::test]
 async fn results_of_calls_continue_the_conversation() {
-    let server = Server::start(SCRIPTED, &["--block-size", "4"]);
+    let server = Server::with(SCRIPTED, |engine, _| engine.block_size(4));
     let mut body = ask("script:call");
     let first = server.ok(PATH, body.clone()).await;
     let total = |usage: &Value| {
@@ -182,7 +181,7 @@ async fn results_of_calls_continue_the_conversation() {
 /// Goal: a line about the client that differs in every request does not reach the model.
 #[tokio::test]
 async fn a_line_about_the_client_does_not_prevent_sharing() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let mut counts = Vec::new();
     for line in ["x-anthropic-billing-header: a=1", "x-anthropic-billing-header: a=2345"] {
         let mut body = ask("script:plain");
@@ -203,9 +202,11 @@ async fn a_line_about_the_client_does_not_prevent_sharing() {
 /// Goal: errors have Anthropic's form and say what is wrong; a key may be sent as its clients do.
 #[tokio::test]
 async fn errors_have_the_form_of_the_api() {
-    let names = ["--served-model-name", "one", "--served-model-name", "two"];
-    let key = ["--api-key", "0123456789abcdef-key"];
-    let server = Server::start(SCRIPTED, &[&key[..], &names].concat());
+    let server = Server::with(SCRIPTED, |engine, options| {
+        options.served_names = ["one", "two"].map(String::from).to_vec();
+        options.access.api_keys = api_key("0123456789abcdef-key");
+        engine
+    });
     let (status, reply) = server.post(PATH, ask("script:plain")).await;
     assert_eq!((status, &reply["error"]["type"]), (401, &json!("authentication_error")), "{reply}");
     let key = ("x-api-key", "0123456789abcdef-key");

@@ -1,30 +1,9 @@
-//! LoRA adapters: flags, the routes that load and unload them, and requests that choose one.
-
-use std::path::Path;
+//! LoRA adapters: the routes that load and unload them, and requests that choose one.
 
 use serde_json::{Value, json};
 
-use crate::adapter_writer::AdapterWriter;
-use crate::support::{Server, fail, json_lines, succeed, texts};
-
-/// Writes a random adapter for the demo model.
-pub(crate) fn write_adapter(dir: &Path, seed: u64) {
-    let mut adapter = AdapterWriter::new(8, seed);
-    for layer in 0..3 {
-        for (module, shape) in [
-            ("self_attn.q_proj", [256, 256]),
-            ("self_attn.k_proj", [128, 256]),
-            ("self_attn.v_proj", [128, 256]),
-            ("self_attn.o_proj", [256, 256]),
-            ("mlp.gate_proj", [384, 256]),
-            ("mlp.up_proj", [384, 256]),
-            ("mlp.down_proj", [256, 384]),
-        ] {
-            adapter.add(&format!("model.layers.{layer}.{module}"), shape, "BF16");
-        }
-    }
-    adapter.write(dir);
-}
+use crate::support::adapters::write_adapter;
+use crate::support::{Server, api_key, texts};
 
 /// The status and the text of a reply.
 async fn post(server: &Server, path: &str, body: Value) -> (u16, String) {
@@ -45,7 +24,7 @@ async fn ask(server: &Server, model: Option<&str>) -> (String, u64) {
     (texts(&reply)[0].to_owned(), cached.as_u64().unwrap_or_default())
 }
 
-/// Goal: adapters of flags and of the route are listed with their parent, chosen by the name of the
+/// Goal: adapters of the start and of the route are listed with their parent, chosen by the name of the
 /// model in requests, have cached prefixes of their own, are counted, and can be replaced and
 /// unloaded with the statuses and messages of vLLM.
 #[tokio::test]
@@ -54,8 +33,8 @@ async fn adapters_are_loaded_chosen_and_unloaded() {
     let [first, second] = [0, 1].map(|index| dirs[index].path().to_str().expect("UTF-8"));
     write_adapter(dirs[0].path(), 1);
     write_adapter(dirs[1].path(), 2);
-    let flag = format!("one={first}");
-    let server = Server::start("demo", &["--lora-modules", &flag, "--lora-memory", "64M"]);
+    let server =
+        Server::with("demo", |engine, _| engine.adapter("one", first).adapter_memory(64 << 20));
     let load = json!({"lora_name": "two", "lora_path": second});
     let (status, text) = post(&server, "/v1/load_lora_adapter", load.clone()).await;
     assert_eq!((status, text.as_str()), (200, "Success: LoRA adapter 'two' added successfully."));
@@ -113,7 +92,11 @@ async fn adapters_are_loaded_chosen_and_unloaded() {
 async fn unusable_adapters_are_refused() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().to_str().expect("UTF-8");
-    let server = Server::start("demo", &["--admin-key", "secret", "--api-key", "client"]);
+    let server = Server::with("demo", |engine, options| {
+        options.access.admin_key = Some("secret".to_owned().into());
+        options.access.api_keys = api_key("client");
+        engine
+    });
     let client = reqwest::Client::new();
     let load = async |key: &str, body: Value| {
         let request = client.post(server.url("/v1/load_lora_adapter")).bearer_auth(key);
@@ -133,26 +116,4 @@ async fn unusable_adapters_are_refused() {
     std::fs::write(dir.path().join("adapter_config.json"), settings.to_string()).expect("a file");
     let (status, text) = load("secret", body("x")).await;
     assert!(status == 400 && text.contains("use_dora"), "{status}: {text}");
-}
-
-/// Goal: `stolon generate` answers with an adapter, and a wrong flag is an error that says what is
-/// expected.
-#[test]
-fn generate_answers_with_an_adapter() {
-    let dir = tempfile::tempdir().expect("a directory");
-    write_adapter(dir.path(), 1);
-    let path = dir.path().to_str().expect("UTF-8");
-    let module = json!({"name": "x", "path": path, "base_model_name": "demo"}).to_string();
-    let args = ["generate", "--prompt", "The violet tent", "--json", "--max-tokens", "8"];
-    let with = |more: &[&str]| {
-        let output = succeed(&[&args[..], &["--lora-modules", &module], more].concat());
-        json_lines(&output)[0]["text"].clone()
-    };
-    assert_ne!(with(&[]), with(&["--lora", "x"]));
-    let error = fail(&[&args[..], &["--lora", "x"]].concat());
-    assert!(error.contains("no adapter `x` is loaded"), "{error}");
-    let error = fail(&[&args[..], &["--lora-modules", "x"]].concat());
-    assert!(error.contains("expected NAME=PATH"), "{error}");
-    let error = fail(&[&args[..], &["--lora-modules", "x=/nowhere"]].concat());
-    assert!(error.contains("adapter_config.json"), "{error}");
 }

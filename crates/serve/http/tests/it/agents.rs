@@ -4,8 +4,9 @@
 
 use serde_json::{Value, json};
 
-use crate::support::Server;
-use crate::tools_api::SCRIPTED;
+use stolon_http::UnknownParameters;
+
+use crate::support::{SCRIPTED, Server};
 
 fn weather() -> Value {
     json!({"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "number"}}})
@@ -25,7 +26,7 @@ async fn ask(server: &Server, path: &str, body: Value) -> (String, Value) {
 /// Goal: the first request of Claude Code is answered, and its advice is named.
 #[tokio::test]
 async fn claude_code_connects() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let body = json!({
         "max_tokens": 64, "stream": false,
         "system": [{"type": "text", "text": "You are an agent.",
@@ -57,7 +58,7 @@ async fn claude_code_connects() {
 /// called, and the call names both.
 #[tokio::test]
 async fn codex_connects() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let message = |role: &str, text: &str| json!({"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]});
     let tools = json!([
         {"type": "function", "name": "get_weather", "description": "Looks it up.", "strict": false,
@@ -104,7 +105,7 @@ async fn codex_connects() {
 /// Goal: the first request of OpenCode is answered, and values that other servers accept are.
 #[tokio::test]
 async fn opencode_connects() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let tools = json!([
         {"type": "function", "function": {"name": "get_weather", "parameters": weather()}},
         {"type": "custom", "custom": {"name": "shell"}},
@@ -134,12 +135,9 @@ async fn opencode_connects() {
 /// Goal: `reasoning_effort` reaches a template that has such a variable, and is then not ignored.
 #[tokio::test]
 async fn a_template_receives_the_effort() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let template = folder.path().join("template.jinja");
-    let text = "{% if reasoning_effort == 'high' %}script:json{% else %}script:plain{% endif %}";
-    std::fs::write(&template, text).expect("a template");
-    let template = template.to_str().expect("UTF-8");
-    let server = Server::start(SCRIPTED, &["--chat-template", template]);
+    let template =
+        "{% if reasoning_effort == 'high' %}script:json{% else %}script:plain{% endif %}";
+    let server = Server::with(SCRIPTED, |engine, _| engine.chat_template(template));
     for (effort, answer) in [("high", "{\"answer\": 42}"), ("low", "Hello, world.")] {
         let messages = json!([{"role": "user", "content": "x"}]);
         let body = json!({"messages": messages, "reasoning_effort": effort, "max_tokens": 8});
@@ -162,17 +160,13 @@ async fn a_template_receives_the_effort() {
 /// itself whether to reason.
 #[tokio::test]
 async fn the_effort_switches_reasoning() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let template = folder.path().join("template.jinja");
-    let path = template.to_str().expect("UTF-8").to_owned();
     let messages = json!([{"role": "user", "content": "x"}]);
     for name in ["enable_thinking", "thinking"] {
-        let text = format!(
+        let template = format!(
             "{{% if {name} is not defined %}}script:two{{% elif {name} %}}script:json\
              {{% else %}}script:plain{{% endif %}}"
         );
-        std::fs::write(&template, text).expect("a template");
-        let server = Server::start(SCRIPTED, &["--chat-template", &path]);
+        let server = Server::with(SCRIPTED, |engine, _| engine.chat_template(template));
         for (effort, answer) in
             [("none", "Hello, world."), ("low", "{\"answer\": 42}"), ("high", "{\"answer\": 42}")]
         {
@@ -196,11 +190,14 @@ async fn the_effort_switches_reasoning() {
     }
 }
 
-/// Goal: with `--unknown-parameters warn`, unknown parameters are ignored and named, and
+/// Goal: if the operator wants it, unknown parameters are ignored and named, and
 /// those that would change the answer are refused.
 #[tokio::test]
 async fn unknown_parameters_can_be_ignored() {
-    let server = Server::start(SCRIPTED, &["--unknown-parameters", "warn"]);
+    let server = Server::with(SCRIPTED, |engine, options| {
+        options.unknown_parameters = UnknownParameters::Warn;
+        engine
+    });
     let body = json!({"prompt": "script:plain", "max_tokens": 8, "never_heard_of": {"a": [1]}});
     let (ignored, reply) = ask(&server, "/v1/completions", body.clone()).await;
     assert_eq!(ignored, "never_heard_of");

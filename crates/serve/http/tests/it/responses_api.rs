@@ -2,8 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::Server;
-use crate::tools_api::SCRIPTED;
+use crate::support::{SCRIPTED, Server};
 
 const PATH: &str = "/v1/responses";
 
@@ -69,7 +68,7 @@ async fn answer(server: &Server, body: Value) -> Value {
 /// the request.
 #[tokio::test]
 async fn answers_consist_of_items() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let response = answer(&server, ask("script:call")).await;
     assert_eq!(
         (&response["object"], &response["status"]),
@@ -100,7 +99,7 @@ async fn answers_consist_of_items() {
 /// streamed alike, and not text in addition.
 #[tokio::test]
 async fn a_guaranteed_call_that_is_cut_off_is_incomplete() {
-    let server = Server::start("demo", &[]);
+    let server = Server::start("demo");
     let mut body = ask("hello");
     body["tools"][0]["parameters"]["required"] = json!(["city", "days"]);
     body["tool_choice"] = json!("required");
@@ -119,7 +118,7 @@ async fn a_guaranteed_call_that_is_cut_off_is_incomplete() {
 /// everything before them is cached.
 #[tokio::test]
 async fn results_of_calls_continue_the_conversation() {
-    let server = Server::start(SCRIPTED, &["--block-size", "4"]);
+    let server = Server::with(SCRIPTED, |engine, _| engine.block_size(4));
     let mut body = ask("script:call");
     let first = server.ok(PATH, body.clone()).await;
     let mut items = vec![json!({"role": "user", "content": body["input"]})];
@@ -138,7 +137,7 @@ async fn results_of_calls_continue_the_conversation() {
 /// if the request requires one; the call and its output continue the conversation.
 #[tokio::test]
 async fn tools_with_free_text_are_called() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let custom = json!({"type": "custom", "name": "get_weather", "description": "Looks it up.",
                         "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}});
     let mut body = ask("script:two");
@@ -156,7 +155,7 @@ async fn tools_with_free_text_are_called() {
     let next = server.ok(PATH, body).await;
     assert_eq!(next["output"][0]["content"][0]["text"], "Hello, world.");
 
-    let server = Server::start("demo", &[]);
+    let server = Server::start("demo");
     for choice in [json!("required"), json!({"type": "custom", "name": "get_weather"})] {
         let mut body = ask("hello");
         body["tools"] = json!([custom]);
@@ -172,7 +171,7 @@ async fn tools_with_free_text_are_called() {
 /// may set variables of the chat template.
 #[tokio::test]
 async fn texts_have_log_probabilities() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     let mut body = ask("script:think");
     body["include"] = json!(["message.output_text.logprobs"]);
     body["top_logprobs"] = json!(2);
@@ -203,7 +202,7 @@ async fn texts_have_log_probabilities() {
 /// Goal: unsupported parameters are refused by name.
 #[tokio::test]
 async fn unsupported_parameters_are_refused() {
-    let server = Server::start(SCRIPTED, &[]);
+    let server = Server::start(SCRIPTED);
     for (extra, param) in [
         (json!({"input": []}), "input"),
         (

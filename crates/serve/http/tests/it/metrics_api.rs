@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, TINY, prompt};
 
-const DASHBOARD: &str = include_str!("../../../http/dashboards/stolon.json");
+const DASHBOARD: &str = include_str!("../../dashboards/stolon.json");
 
 /// The samples of a scrape: name and labels without `model_name`, and the value.
 async fn scrape(server: &Server) -> HashMap<String, f64> {
@@ -80,7 +80,7 @@ async fn metrics_count_what_happened() {
 /// stack.
 #[tokio::test]
 async fn routers_find_their_metrics() {
-    let server = Server::start(TINY, &["--num-blocks", "64", "--block-size", "16"]);
+    let server = Server::with(TINY, |engine, _| engine.num_blocks(64).block_size(16));
     let tokens = prompt(40, 1);
     let body = json!({"prompt": tokens, "max_tokens": 2, "ignore_eos": true});
     server.complete(body.clone()).await;
@@ -109,8 +109,9 @@ async fn routers_find_their_metrics() {
 /// Goal: a refused request is counted by the limit that it exceeded.
 #[tokio::test]
 async fn refusals_are_counted_by_their_reason() {
-    let limits = ["--max-running", "1", "--max-queued", "4", "--max-queued-tokens", "40"];
-    let server = Server::start(TINY, &limits);
+    let server = Server::with(TINY, |engine, _| {
+        engine.max_running(1).max_queued_requests(4).max_queued_tokens(40)
+    });
     let ask = |seed, length| {
         let body = json!({"prompt": prompt(length, seed), "max_tokens": 100, "ignore_eos": true,
                           "cache_salt": seed.to_string()});
@@ -127,11 +128,15 @@ async fn refusals_are_counted_by_their_reason() {
     assert!(count("tokens") > 0, "two prompts of 28 tokens are more than 40");
 }
 
-/// Goal: `/metrics` is for operators unless the server is started with `--public-metrics`.
+/// Goal: `/metrics` is for operators, unless the operator makes it public.
 #[tokio::test]
 async fn metrics_follow_the_rules_of_operators() {
-    let status = async |args: &[&str], key: Option<&str>| {
-        let server = Server::start(TINY, args);
+    let status = async |admin_key: Option<&str>, is_public, key: Option<&str>| {
+        let server = Server::with(TINY, |engine, options| {
+            options.access.admin_key = admin_key.map(|key| key.to_owned().into());
+            options.public_metrics = is_public;
+            engine
+        });
         let mut request = reqwest::Client::new().get(server.url("/metrics"));
         if let Some(key) = key {
             request = request.bearer_auth(key);
@@ -140,10 +145,10 @@ async fn metrics_follow_the_rules_of_operators() {
         let request = request.header("x-forwarded-for", "203.0.113.9");
         request.send().await.expect("a response").status().as_u16()
     };
-    assert_eq!(status(&[], None).await, 403);
-    assert_eq!(status(&["--admin-key", "root"], None).await, 401);
-    assert_eq!(status(&["--admin-key", "root"], Some("root")).await, 200);
-    assert_eq!(status(&["--admin-key", "root", "--public-metrics"], None).await, 200);
+    assert_eq!(status(None, false, None).await, 403);
+    assert_eq!(status(Some("root"), false, None).await, 401);
+    assert_eq!(status(Some("root"), false, Some("root")).await, 200);
+    assert_eq!(status(Some("root"), true, None).await, 200);
 }
 
 /// The names of metrics in a text.
@@ -175,7 +180,7 @@ fn queries(value: &Value) -> Vec<&str> {
 async fn the_dashboard_uses_exported_metrics() {
     let folder = tempfile::tempdir().expect("a folder");
     let disk = folder.path().join("kv");
-    let server = Server::start(TINY, &["--kv-cache-dir", disk.to_str().expect("UTF-8")]);
+    let server = Server::with(TINY, |engine, _| engine.kv_cache_dir(disk, 1 << 30));
     let samples = scrape(&server).await;
     let exported = |wanted: &str| {
         samples.keys().find(|name| {
@@ -201,11 +206,11 @@ async fn the_dashboard_uses_exported_metrics() {
     }
 }
 
-/// Goal: with `--namespace-quota`, a salt keeps as many blocks as it may, and the metrics and the
+/// Goal: with a quota of namespaces, a salt keeps as many blocks as it may, and the metrics and the
 /// statistics of the cache count the blocks that were evicted for its quota.
 #[tokio::test]
 async fn evictions_for_a_quota_are_counted() {
-    let server = Server::start(TINY, &["--namespace-quota", "3"]);
+    let server = Server::with(TINY, |engine, _| engine.namespace_quota(3));
     server.complete(json!({"prompt": prompt(40, 0), "max_tokens": 1})).await;
     for seed in 1..=3 {
         let body = json!({"prompt": prompt(40, seed), "max_tokens": 1, "cache_salt": "flood"});

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::adapters_api::write_adapter;
 use crate::support::Server;
+use crate::support::adapters::write_adapter;
 
 /// Requests of all APIs that name this model.
 fn requests(model: &str) -> [(&'static str, Value); 6] {
@@ -18,6 +18,14 @@ fn requests(model: &str) -> [(&'static str, Value); 6] {
     ]
 }
 
+/// A server of the demo model under these names.
+fn named(names: &[&str]) -> Server {
+    Server::with("demo", |engine, options| {
+        options.served_names = names.iter().map(|&name| name.to_owned()).collect();
+        engine
+    })
+}
+
 /// The status of a request, the header that names the model, and the reply.
 async fn ask(server: &Server, path: &str, body: &Value) -> (u16, Option<String>, Value) {
     let reply = server.send(path, body.to_string()).await;
@@ -30,16 +38,13 @@ async fn ask(server: &Server, path: &str, body: &Value) -> (u16, Option<String>,
 /// tells its own name. Requests with its own names get no such header.
 #[tokio::test]
 async fn any_name_stands_for_the_only_model() {
-    for (flags, name) in [
+    for (names, name) in [
         (&[][..], "stolon-demo"),
-        (&["--served-model-name", "tower"], "tower"),
-        (
-            &["--served-model-name", "a", "--served-model-name", "b", "--served-model-name", "*"],
-            "a",
-        ),
-        (&["--served-model-name", "*"], "stolon-demo"),
+        (&["tower"], "tower"),
+        (&["a", "b", "*"], "a"),
+        (&["*"], "stolon-demo"),
     ] {
-        let server = Server::start("demo", flags);
+        let server = named(names);
         for (path, body) in requests("claude-opus-4-8") {
             let (status, header, reply) = ask(&server, path, &body).await;
             assert_eq!((status, header.as_deref()), (200, Some(name)), "{path}: {reply}");
@@ -70,8 +75,7 @@ async fn any_name_stands_for_the_only_model() {
 /// of them; also after an adapter was unloaded.
 #[tokio::test]
 async fn a_name_that_may_be_meant_for_another_model_is_refused() {
-    let several = ["--served-model-name", "a", "--served-model-name", "b"];
-    let server = Server::start("demo", &several);
+    let server = named(&["a", "b"]);
     for (path, body) in requests("c") {
         let (status, _, reply) = ask(&server, path, &body).await;
         assert_eq!(status, 404, "{path}: {reply}");
@@ -80,8 +84,8 @@ async fn a_name_that_may_be_meant_for_another_model_is_refused() {
     }
     let dir = tempfile::tempdir().expect("a directory");
     write_adapter(dir.path(), 1);
-    for (flags, after) in [(&[][..], 404), (&["--served-model-name", "*"], 200)] {
-        let server = Server::start("demo", flags);
+    for (names, after) in [(&[][..], 404), (&["*"], 200)] {
+        let server = named(names);
         let (path, body) = &requests("onne")[0];
         assert_eq!(ask(&server, path, body).await.0, 200);
         let load = json!({"lora_name": "one", "lora_path": dir.path()});
