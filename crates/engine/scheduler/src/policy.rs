@@ -13,6 +13,7 @@ use std::collections::HashMap;
 
 use crate::config::AdmissionPolicy;
 use crate::quota::QuotaId;
+use crate::tenant::TenantId;
 
 /// What a policy needs to know about a waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub(crate) struct Candidate {
     pub(crate) arrival: u64,
     /// The request's priority. Larger values come first under every policy.
     pub(crate) class: i32,
+    /// The tenant that it belongs to.
+    pub(crate) tenant: TenantId,
     /// Its tenant has its share of the running slots.
     pub(crate) has_share: bool,
     /// Number of tokens of the prompt, of the part of the answer that was generated before a
@@ -177,6 +180,7 @@ mod tests {
         Candidate {
             arrival,
             class: 0,
+            tenant: TenantId::default(),
             has_share: false,
             tokens,
             matched,

@@ -416,6 +416,7 @@ fn candidate(waiting: &Request, shares: &SlotShares) -> Candidate {
     Candidate {
         arrival: waiting.arrival,
         class,
+        tenant,
         has_share: shares.is_reached(tenant),
         tokens: position + pending,
         matched: position,
