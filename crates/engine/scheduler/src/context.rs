@@ -221,7 +221,7 @@ impl EngineContext {
     /// What encoding the images of uncached tokens costs in a namespace, in tokens to compute. Those
     /// in the encoder cache cost nothing.
     pub(crate) fn encoding_cost(&self, namespace: &Namespace, uncached: &[u32]) -> usize {
-        if !self.spec.images {
+        if self.spec.image_width.is_none() {
             return 0;
         }
         let is_encoded = |position: u32| {

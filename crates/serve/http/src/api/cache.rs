@@ -13,6 +13,7 @@ mod policy;
 mod tree;
 
 pub use policy::{Policy, PolicyRequest};
+pub(crate) use tree::span_label;
 pub use tree::{FirstToken, Tree, TreeFormat, TreeNode, TreeQuery};
 
 /// Maximum number of prompts of one request.
