@@ -9,7 +9,7 @@ use stolon_kvcache::PrefixMatch;
 use crate::lookup::StoredLookup;
 use crate::memory::Acquired;
 use crate::permits::QueuePermit;
-use crate::policy::Candidate;
+use crate::policy::{Candidate, Place};
 use crate::quota::QuotaId;
 use crate::sequence::Sequence;
 use crate::sharing::Follow;
@@ -18,30 +18,6 @@ use crate::tenant::SlotShares;
 /// Number of tokens whose load costs as much as computing one. Copying KV from memory takes less
 /// than a hundredth of the time of computing it, for every model that was measured.
 const LOADS_PER_COMPUTED: usize = 64;
-
-/// The place of a request among those that wait and run. A preempted request keeps it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    /// Order of arrival; unique.
-    pub(crate) arrival: u64,
-    /// Total cost, in tokens, of later requests that were admitted before it.
-    pub(crate) overtaken: usize,
-    /// Maximum value of `overtaken`.
-    pub(crate) bound: usize,
-}
-
-impl Place {
-    /// The remaining overtaking budget: the total cost, in tokens, of later requests that may still
-    /// be admitted before this one.
-    pub(crate) fn slack(&self) -> usize {
-        self.bound.saturating_sub(self.overtaken)
-    }
-
-    /// A later request with this cost is admitted before this one.
-    pub(crate) fn overtake(&mut self, cost: usize) {
-        self.overtaken = self.overtaken.saturating_add(cost);
-    }
-}
 
 /// A waiting request.
 #[derive(Debug)]
@@ -157,16 +133,10 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Adds a new request at the end. Its bound on overtaking is `max_overtake` tokens plus the
-    /// number of tokens that were waiting when it arrived, or 0 if `max_overtake` is 0.
+    /// Adds a new request at the end, with a bound on overtaking as [`Place::new`] says.
     pub(crate) fn push(&mut self, sequence: Sequence, permit: QueuePermit, max_overtake: usize) {
-        let arrival = self.next_arrival;
+        let place = Place::new(self.next_arrival, permit.ahead(), max_overtake);
         self.next_arrival += 1;
-        let bound = match max_overtake {
-            0 => 0,
-            more => permit.ahead().saturating_add(more),
-        };
-        let place = Place { arrival, overtaken: 0, bound };
         self.entries.push(Waiting::new(sequence, place, Some(permit)));
     }
 

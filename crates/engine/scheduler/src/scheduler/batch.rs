@@ -18,8 +18,8 @@ use crate::context::EngineContext;
 use crate::error::EngineError;
 use crate::event::FinishReason;
 use crate::late_sampling::{LateSampling, LateToken};
+use crate::policy::Place;
 use crate::preempt::Holder;
-use crate::queue::Place;
 use crate::sequence::{Ending, Sequence};
 use crate::step_cost::StepWork;
 use crate::step_plan::RowResult;
@@ -76,10 +76,7 @@ pub(super) struct Step {
 impl Step {
     /// The work of its forward pass.
     pub(super) fn work(&self) -> StepWork {
-        let works = self.slices.iter().map(|&InFlight { start, count, .. }| match count {
-            1 => StepWork::decode(start as f64),
-            _ => StepWork::prompt(start as f64, count as f64),
-        });
+        let works = self.slices.iter().map(|slice| StepWork::of_slice(slice.start, slice.count));
         works.fold(StepWork::default(), StepWork::and)
     }
 }

@@ -11,7 +11,7 @@ use super::batch::Batch;
 use crate::context::EngineContext;
 use crate::error::EngineError;
 use crate::images::{ENCODE_TIME_MAX, EncoderCache, ImageKey, key};
-use crate::queue::Place;
+use crate::policy::Place;
 use crate::sequence::Ending;
 use crate::step_plan::EncodeTask;
 use crate::tenant::TenantId;

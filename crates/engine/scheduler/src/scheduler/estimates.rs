@@ -185,7 +185,7 @@ impl Estimates {
     fn waiting_work(&self, waiting: &Waiting) -> WaitingWork {
         let Waiting { sequence, place, resume, .. } = waiting;
         let work = self.work(sequence, *resume, waiting.cost());
-        WaitingWork { work, slack: place.slack(), bound: place.bound }
+        WaitingWork { work, place: *place }
     }
 
     /// Publishes the requests, for callers that estimate when another one would get its first token.
