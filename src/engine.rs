@@ -188,9 +188,9 @@ impl Engine {
                 return Err(Error::EmbeddingsOnly { model: self.inner.info.id.clone() });
             }
             let request = self.appended(request).await?;
-            let (request, namespace) = self.with_adapter(request).await?;
+            let (mut request, namespace) = self.with_adapter(request).await?;
             let turn = self.begin_turn(&request, &namespace)?;
-            let tokens = self.inner.prompts.tokens(&request).await?;
+            let tokens = self.inner.prompts.take_tokens(&mut request).await?;
             let text = &self.inner.prompts.text;
             if !request.stop.is_empty() {
                 // Stop strings are searched in text.
@@ -280,8 +280,8 @@ impl Engine {
     /// # Errors
     /// The errors of rendering and tokenizing the prompt.
     pub async fn tokenized(&self, request: Request) -> Result<Request, Error> {
-        let request = self.appended(request).await?;
-        let tokens = self.inner.prompts.tokens(&request).await?;
+        let mut request = self.appended(request).await?;
+        let tokens = self.inner.prompts.take_tokens(&mut request).await?;
         Ok(Request { placed: Arc::clone(&request.placed), ..request.with_tokens(tokens) })
     }
 
