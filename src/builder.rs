@@ -296,7 +296,7 @@ impl EngineBuilder {
                 has_chat_template: text.has_chat_template(),
                 embedding,
                 generates,
-                takes_images: spec.images,
+                takes_images: spec.image_width.is_some(),
                 skills: text.skills.names(),
                 reasons: text.skills.reason(),
                 regions: spec.regions,

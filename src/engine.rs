@@ -212,9 +212,9 @@ impl Engine {
                 return Err(Error::EmbeddingsOnly { model: self.inner.info.id.clone() });
             }
             let request = self.appended(request).await?;
-            let (request, namespace) = self.with_adapter(request).await?;
+            let (mut request, namespace) = self.with_adapter(request).await?;
             let turn = self.begin_turn(&request, &namespace)?;
-            let prompt = self.inner.prompts.tokens(&request).await?;
+            let prompt = self.inner.prompts.take_tokens(&mut request).await?;
             let text = &self.inner.prompts.text;
             let exchange = text.exchange(&request, &prompt);
             let format = request.answer_format.clone();
@@ -322,8 +322,9 @@ impl Engine {
     /// # Errors
     /// The errors of rendering and tokenizing the prompt.
     pub async fn tokenized(&self, request: Request) -> Result<Request, Error> {
-        let request = self.appended(request).await?;
-        let PromptTokens { tokens, exchange } = self.inner.prompts.tokens(&request).await?;
+        let mut request = self.appended(request).await?;
+        let prompt = self.inner.prompts.take_tokens(&mut request).await?;
+        let PromptTokens { tokens, exchange } = prompt;
         let placed = Arc::clone(&request.placed);
         Ok(Request { placed, exchange, ..request.with_tokens(tokens) })
     }

@@ -240,8 +240,8 @@ pub use futures::{Stream, StreamExt};
 pub use schemars;
 pub use stolon_actors::{CacheEvents, Pin, PinOptions};
 pub use stolon_backend::{
-    Backend, LogitsProcessor, Pooling, RegionBins, RegionLogits, SamplingError, SamplingParams,
-    SharedProcessor, TokenLogprob,
+    Backend, LogitsProcessor, Pooling, RegionBins, RegionLogits, RegionToken, SamplingError,
+    SamplingParams, SharedProcessor, TokenLogprob,
 };
 #[cfg(feature = "hub")]
 pub use stolon_checkpoint::DownloadProgress;

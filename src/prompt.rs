@@ -208,6 +208,18 @@ impl Prompts {
         .boxed()
     }
 
+    /// As [`Prompts::tokens`], for a request whose prompt is not needed any longer. Token ids that the
+    /// caller has not kept are moved, not copied.
+    pub(crate) async fn take_tokens(&self, request: &mut Request) -> Result<PromptTokens, Error> {
+        match Arc::get_mut(&mut request.prompt) {
+            Some(Prompt::Tokens(tokens)) => {
+                let tokens = std::mem::take(tokens);
+                Ok(PromptTokens { tokens, exchange: request.exchange.clone() })
+            }
+            _ => self.tokens(request).await,
+        }
+    }
+
     /// The token ids of a client's prompt that follows others, or that begins a text.
     async fn continuation(
         &self,

@@ -5,9 +5,8 @@ mod regions;
 
 use std::sync::Arc;
 
-use stolon_backend::RegionBins;
+use stolon_backend::{RegionBins, RegionToken};
 use stolon_checkpoint::{PromptParts, ReasoningTokens, SkillPrompts};
-use stolon_kvcache::TokenSpan;
 
 pub use reasoning::{Grounding, Reasoning};
 pub use regions::{BoundingBox, Point, SpatialRef};
@@ -234,20 +233,20 @@ impl Skills {
             let expected = "none, because the model has no tokens for coordinates and sizes";
             return Err(Error::invalid("prompt", expected, format!("{part:?}")));
         };
-        let span = match *part {
+        let region = match *part {
             PromptPart::Coordinate(at) if (0.0..=1.0).contains(&at) => {
-                TokenSpan::Coordinate { bin: bins.coordinate_bin(at) }
+                RegionToken::Coordinate { bin: bins.coordinate_bin(at) }
             }
             PromptPart::Size { width, height }
                 if (0.0..=1.0).contains(&width) && (0.0..=1.0).contains(&height) =>
             {
                 let [width_bin, height_bin] = [width, height].map(|size| bins.size_bin(size));
-                TokenSpan::Size { width_bin, height_bin }
+                RegionToken::Size { width_bin, height_bin }
             }
             _ => return Err(Error::invalid("prompt", "numbers from 0 to 1", format!("{part:?}"))),
         };
         let expected = "bins that are tokens";
-        span.value_position().ok_or_else(|| Error::invalid("prompt", expected, format!("{span:?}")))
+        region.token().ok_or_else(|| Error::invalid("prompt", expected, format!("{region:?}")))
     }
 
     /// The tokens of places.

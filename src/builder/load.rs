@@ -203,7 +203,7 @@ fn load(
         chat: generation.chat_sampling(),
         suppressed: Some(generation.suppressed).filter(|tokens| !tokens.is_empty()).map(Arc::new),
     };
-    let images = Images::new(images.as_ref().filter(|_| backend.spec().images));
+    let images = Images::new(images.as_ref().filter(|_| backend.spec().image_width.is_some()));
     Ok((Loaded { id, text, sampling, embedding, generates, images }, backend))
 }
 

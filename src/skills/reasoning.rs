@@ -110,7 +110,7 @@ impl LogitsProcessor for Reasoner {
 
 #[cfg(test)]
 mod tests {
-    use stolon_kvcache::TokenSpan;
+    use stolon_backend::RegionToken;
 
     use super::*;
 
@@ -119,7 +119,7 @@ mod tests {
     }
 
     fn bin(bin: u32) -> u32 {
-        TokenSpan::Coordinate { bin }.value_position().expect("a bin")
+        RegionToken::Coordinate { bin }.token().expect("a bin")
     }
 
     /// Goal: the reasoning ends where the answer begins, points belong to the text around them that

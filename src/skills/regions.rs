@@ -1,7 +1,6 @@
 //! Points and boxes: which tokens a model may choose for them, and how the tokens are read.
 
-use stolon_backend::{LogitsProcessor, RegionBins, RegionLogits, SamplingError};
-use stolon_kvcache::TokenSpan;
+use stolon_backend::{LogitsProcessor, RegionBins, RegionLogits, RegionToken, SamplingError};
 
 use crate::{Completion, ModelInfo, PromptPart};
 
@@ -74,12 +73,12 @@ impl Completion {
     #[must_use]
     pub fn boxes(&self, model: &ModelInfo) -> Vec<BoundingBox> {
         let Some(bins) = model.regions else { return Vec::new() };
-        let spans: Vec<TokenSpan> = spans(&self.token_ids).collect();
-        let boxes = spans.chunks_exact(3).filter_map(|spans| match spans {
+        let regions: Vec<RegionToken> = regions(&self.token_ids).collect();
+        let boxes = regions.chunks_exact(3).filter_map(|regions| match regions {
             &[
-                TokenSpan::Coordinate { bin: x },
-                TokenSpan::Coordinate { bin: y },
-                TokenSpan::Size { width_bin, height_bin },
+                RegionToken::Coordinate { bin: x },
+                RegionToken::Coordinate { bin: y },
+                RegionToken::Size { width_bin, height_bin },
             ] => Some(bounding_box(bins, [x, y], [width_bin, height_bin])),
             _ => None,
         });
@@ -89,9 +88,9 @@ impl Completion {
 
 /// The points among tokens. A last one that is cut off is left out.
 pub(super) fn points(tokens: &[u32], bins: RegionBins) -> Vec<Point> {
-    let coordinates: Vec<f32> = spans(tokens)
-        .filter_map(|span| match span {
-            TokenSpan::Coordinate { bin } => Some(bins.coordinate(bin)),
+    let coordinates: Vec<f32> = regions(tokens)
+        .filter_map(|region| match region {
+            RegionToken::Coordinate { bin } => Some(bins.coordinate(bin)),
             _ => None,
         })
         .collect();
@@ -99,8 +98,8 @@ pub(super) fn points(tokens: &[u32], bins: RegionBins) -> Vec<Point> {
 }
 
 /// The coordinates and sizes among tokens.
-fn spans(tokens: &[u32]) -> impl Iterator<Item = TokenSpan> {
-    tokens.iter().filter_map(|token| TokenSpan::of_value(*token))
+fn regions(tokens: &[u32]) -> impl Iterator<Item = RegionToken> {
+    tokens.iter().filter_map(|token| RegionToken::of(*token))
 }
 
 /// The box around a center, within the image.
@@ -153,7 +152,7 @@ impl LogitsProcessor for Finder {
             0 | 1 => coordinate(regions).unwrap_or(token),
             _ => {
                 let [width_bin, height_bin] = [regions.widths, regions.heights].map(largest);
-                TokenSpan::Size { width_bin, height_bin }.value_position().unwrap_or(token)
+                RegionToken::Size { width_bin, height_bin }.token().unwrap_or(token)
             }
         }
     }
@@ -165,7 +164,7 @@ impl LogitsProcessor for Finder {
 
 /// The token of the most likely coordinate.
 pub(super) fn coordinate(regions: &RegionLogits<'_>) -> Option<u32> {
-    TokenSpan::Coordinate { bin: largest(regions.coordinates) }.value_position()
+    RegionToken::Coordinate { bin: largest(regions.coordinates) }.token()
 }
 
 /// The index of the largest value; the first one among equal values.
@@ -187,8 +186,8 @@ mod tests {
     /// of a horizontal coordinate.
     #[test]
     fn tokens_are_chosen_in_turn() {
-        let coordinate = |bin| TokenSpan::Coordinate { bin }.value_position().expect("a bin");
-        let size = TokenSpan::Size { width_bin: 1, height_bin: 0 }.value_position();
+        let coordinate = |bin| RegionToken::Coordinate { bin }.token().expect("a bin");
+        let size = RegionToken::Size { width_bin: 1, height_bin: 0 }.token();
         let regions = RegionLogits {
             coordinates: &[0.0, 2.0, 2.0],
             widths: &[1.0, 3.0],

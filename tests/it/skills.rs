@@ -10,7 +10,7 @@ use stolon::{
     Grammar, LogitsProcessor, Point, PromptPart, Reasoning, Request, SamplingError, SamplingParams,
     SessionOptions, SpatialRef,
 };
-use stolon_kvcache::TokenSpan;
+use stolon_backend::RegionToken;
 
 use crate::support::{bits, pictures};
 
@@ -140,18 +140,18 @@ async fn places_are_tokens_of_the_prompt() -> Result<(), Error> {
     let engine = builder().build().await?;
     let bins = engine.model_info().regions.expect("bins");
     let image = picture(9, 9, 1);
-    let coordinate = |at| TokenSpan::Coordinate { bin: bins.coordinate_bin(at) };
-    let size = |width, height| TokenSpan::Size {
+    let coordinate = |at| RegionToken::Coordinate { bin: bins.coordinate_bin(at) };
+    let size = |width, height| RegionToken::Size {
         width_bin: bins.size_bin(width),
         height_bin: bins.size_bin(height),
     };
     let (last, middle) = (bins.coordinates as u32 - 1, coordinate(0.5));
     assert_eq!(
         (coordinate(0.0), coordinate(1.0)),
-        (TokenSpan::Coordinate { bin: 0 }, TokenSpan::Coordinate { bin: last },)
+        (RegionToken::Coordinate { bin: 0 }, RegionToken::Coordinate { bin: last },)
     );
     let spans = [coordinate(0.0), coordinate(1.0), middle, coordinate(0.0625), size(0.5, 0.125)];
-    let spans = spans.map(|span| span.value_position().expect("a token"));
+    let spans = spans.map(|span| span.token().expect("a token"));
     let request = Request::query_about("ab", places()).image(Arc::clone(&image));
     let question = engine.prompt_tokens(&request).await?;
     let expected = [&[1, 81, 2][..], &spans, &[97, 98, 3, 3]].concat();
@@ -402,7 +402,7 @@ async fn errors_say_what_was_expected() -> Result<(), Error> {
     };
     let (out_of_range, reversed) = (around(0.5, 1.5), around(0.5, 0.25));
     let part = || PromptPart::Coordinate(0.5);
-    let unknown = TokenSpan::Coordinate { bin: 1 << 14 }.value_position().expect("a token");
+    let unknown = RegionToken::Coordinate { bin: 1 << 14 }.token().expect("a token");
     let two = Request::query("a").image(Arc::clone(&image)).image(Arc::clone(&image));
     for (request, expected) in [
         (two, "images: expected one image, got 2"),

@@ -35,12 +35,9 @@ pub struct BackendSpec {
     /// The recurrent state of a sequence; `None` if the backend keeps all that a prefix leaves behind
     /// in its KV blocks, as for a model with attention layers only.
     pub state: Option<StateSpec>,
-    /// Whether the backend encodes images ([`Backend::encode`]) and computes their positions. If
-    /// so, it has a `hidden_size`.
-    pub images: bool,
-    /// Number of the decoder's first layers to whose outputs the embeddings of images add further
-    /// rows (DeepStack of Qwen3-VL); 0 for most models.
-    pub deepstack_layers: usize,
+    /// Number of values that the embeddings of an image have for each of its positions; `None` if
+    /// the backend does not encode images ([`Backend::encode`]). Their order is the backend's own.
+    pub image_width: Option<usize>,
     /// The bins into which the model divides coordinates and sizes; `None` if it has none. Batches
     /// may then have tokens for these bins, and rows with their logits ([`LogitRows::Regions`]).
     pub regions: Option<RegionBins>,
@@ -60,11 +57,11 @@ impl BackendSpec {
         (token as usize) < self.vocab_size || self.regions.is_some_and(|bins| bins.have(token))
     }
 
-    /// Number of values of the embeddings of an image of `kv_len` positions, saturating.
+    /// Number of values of the embeddings of an image of `kv_len` positions, saturating; 0 if the
+    /// backend does not encode images.
     #[must_use]
     pub fn image_values(&self, kv_len: usize) -> usize {
-        let planes = 1 + self.deepstack_layers;
-        kv_len.saturating_mul(self.hidden_size.unwrap_or(0)).saturating_mul(planes)
+        kv_len.saturating_mul(self.image_width.unwrap_or(0))
     }
 }
 

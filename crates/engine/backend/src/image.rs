@@ -16,14 +16,13 @@ pub struct ImageInput {
     /// positions up to its own, as positions of text do.
     pub full_attention: bool,
     /// Number of columns of the grid that the positions form, row by row, if the decoder rotates
-    /// keys and queries by the row and the column of a position (Qwen3-VL, Qwen3.5); a divisor of
-    /// `kv_len`. 0 if the positions are numbered like positions of text. It follows from the
+    /// keys and queries by the row and the column of a position; a divisor of `kv_len`. 0 if the positions are numbered like positions of text. It follows from the
     /// content.
     pub columns: usize,
     /// Width and height of `pixels`.
     pub size: [usize; 2],
-    /// Columns and rows of tiles, for encoders that make the positions of an image of several tiles
-    /// (Moondream). `pixels` is then the whole picture and, below it, its tiles row by row, all of
+    /// Columns and rows of tiles, for encoders that make the positions of an image of several tiles.
+    /// `pixels` is then the whole picture and, below it, its tiles row by row, all of
     /// the same size. `[0, 0]` if it is the picture alone.
     pub tiles: [usize; 2],
     /// Row-major `[height, width, 3]`: red, green and blue. Empty if only stored KV of the image is
@@ -60,9 +59,8 @@ pub fn rotary_len(kv_len: usize, columns: usize) -> usize {
 /// the values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageEmbeddings {
-    /// Row-major `[1 + deepstack_layers, kv_len, hidden_size]`: the inputs of the first layer, and
-    /// the values that are added to the outputs of the first layers
-    /// ([`BackendSpec::deepstack_layers`](crate::BackendSpec::deepstack_layers)).
+    /// [`BackendSpec::image_width`](crate::BackendSpec::image_width) values for each position, in the
+    /// order of the backend that has made them. Only this backend reads them.
     pub values: Arc<[f32]>,
 }
 
@@ -80,8 +78,7 @@ pub struct SliceImage {
     pub full_attention: bool,
     /// Number of columns of its grid ([`ImageInput::columns`]).
     pub columns: usize,
-    /// The embeddings that the encoder has returned for it: `len` rows, and as many for each layer
-    /// to whose output it adds more.
+    /// The embeddings that the encoder has returned for it.
     pub embeddings: ImageEmbeddings,
 }
 

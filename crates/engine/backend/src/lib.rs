@@ -43,7 +43,7 @@ pub use batch::{
 pub use check::{BatchChecker, check_read, check_write};
 pub use image::{ImageEmbeddings, ImageInput, SliceImage, rotary_len};
 pub use pooling::{Pooler, Pooling};
-pub use regions::{RegionBins, RegionLogits};
+pub use regions::{RegionBins, RegionLogits, RegionToken};
 pub use sampling::{
     Draw, LogitsProcessor, Sampled, SamplerState, SamplingError, SamplingParams, SharedProcessor,
     TokenLogprob, prompt_logprob,

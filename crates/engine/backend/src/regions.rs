@@ -1,10 +1,74 @@
 //! Coordinates and sizes as tokens: the bins into which they are divided, and the logits of the
 //! bins.
 
+use std::fmt;
+
 use stolon_kvcache::TokenSpan;
 
+/// The kinds of the [values](TokenSpan::Value) that coordinates and sizes are.
+const COORDINATE: u32 = 1;
+const SIZE: u32 = 2;
+/// Number of bits of the bin of a height. The bits above are the bin of the width.
+const HEIGHT_BITS: u32 = 14;
+
+/// A coordinate or a size that takes the place of a token of the vocabulary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RegionToken {
+    /// A quantized coordinate.
+    Coordinate {
+        /// The bin, below 2^28.
+        bin: u32,
+    },
+    /// A quantized size.
+    Size {
+        /// The bin of the width, below 2^14.
+        width_bin: u32,
+        /// The bin of the height, below 2^14.
+        height_bin: u32,
+    },
+}
+
+impl RegionToken {
+    /// The coordinate or the size that a token is; `None` for any other token.
+    #[must_use]
+    pub fn of(token: u32) -> Option<Self> {
+        match TokenSpan::of_value(token)? {
+            TokenSpan::Value { kind: COORDINATE, value } => Some(Self::Coordinate { bin: value }),
+            TokenSpan::Value { kind: SIZE, value } => {
+                let height_bin = value & ((1 << HEIGHT_BITS) - 1);
+                Some(Self::Size { width_bin: value >> HEIGHT_BITS, height_bin })
+            }
+            _ => None,
+        }
+    }
+
+    /// The token; `None` for a bin that is out of range.
+    #[must_use]
+    pub fn token(self) -> Option<u32> {
+        let (kind, value) = match self {
+            Self::Coordinate { bin } => (COORDINATE, bin),
+            Self::Size { width_bin, height_bin } => {
+                if width_bin.max(height_bin) >> HEIGHT_BITS > 0 {
+                    return None;
+                }
+                (SIZE, width_bin << HEIGHT_BITS | height_bin)
+            }
+        };
+        TokenSpan::Value { kind, value }.value_position()
+    }
+}
+
+impl fmt::Display for RegionToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Coordinate { bin } => write!(f, "[coordinate {bin}]"),
+            Self::Size { width_bin, height_bin } => write!(f, "[size {width_bin} x {height_bin}]"),
+        }
+    }
+}
+
 /// The numbers of bins into which a model divides coordinates and sizes. Each bin is one token
-/// ([`TokenSpan`](stolon_kvcache::TokenSpan)).
+/// ([`RegionToken`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionBins {
     /// Number of bins of a coordinate, from 2 to 2^14.
@@ -26,12 +90,12 @@ impl RegionBins {
     /// Whether a token is a coordinate or a size in one of the bins.
     #[must_use]
     pub fn have(self, token: u32) -> bool {
-        match TokenSpan::of_value(token) {
-            Some(TokenSpan::Coordinate { bin }) => (bin as usize) < self.coordinates,
-            Some(TokenSpan::Size { width_bin, height_bin }) => {
+        match RegionToken::of(token) {
+            Some(RegionToken::Coordinate { bin }) => (bin as usize) < self.coordinates,
+            Some(RegionToken::Size { width_bin, height_bin }) => {
                 (width_bin.max(height_bin) as usize) < self.sizes
             }
-            Some(TokenSpan::Image { .. }) | None => false,
+            None => false,
         }
     }
 
@@ -120,6 +184,24 @@ mod tests {
         {
             assert_eq!((BINS.coordinate_bin(value), BINS.size_bin(value)), (bin, bin), "{value}");
         }
+    }
+
+    /// Goal: coordinates and sizes are read back from their tokens, and bins out of range have none.
+    #[test]
+    fn tokens_are_read_back() {
+        let (coordinate, size) = (
+            |bin| RegionToken::Coordinate { bin },
+            |width_bin, height_bin| RegionToken::Size { width_bin, height_bin },
+        );
+        let (last, height) = ((1 << 28) - 1, (1 << 14) - 1);
+        for region in [coordinate(0), coordinate(last), size(height, 0), size(3, height)] {
+            assert_eq!(region.token().and_then(RegionToken::of), Some(region));
+        }
+        for region in [coordinate(last + 1), size(0, height + 1), size(height + 1, 0)] {
+            assert_eq!(region.token(), None);
+        }
+        assert_eq!([0, 7, 1 << 31].map(RegionToken::of), [None; 3]);
+        assert_eq!(format!("{} {}", coordinate(5), size(3, 4)), "[coordinate 5] [size 3 x 4]");
     }
 
     /// Goal: a row is divided at the bins.

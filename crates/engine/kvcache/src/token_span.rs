@@ -28,8 +28,8 @@ const MORE: u32 = 1 << 30;
 const VALUE_BITS: u32 = 28;
 const VALUE_MASK: u32 = (1 << VALUE_BITS) - 1;
 const KIND_IMAGE: u32 = 0;
-const KIND_COORDINATE: u32 = 1;
-const KIND_SIZE: u32 = 2;
+/// The kinds from 1 to this one are of values.
+const KIND_VALUE_MAX: u32 = 2;
 const KIND_CHECKPOINT: u32 = 3;
 
 /// An atomic token span: a part of a prompt that is not text. It occupies one or more positions,
@@ -38,17 +38,13 @@ const KIND_CHECKPOINT: u32 = 3;
 /// [`TokenSpanInterner::append`] writes it into a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TokenSpan {
-    /// A quantized coordinate, which occupies one position.
-    Coordinate {
-        /// The bin, below 2^28.
-        bin: u32,
-    },
-    /// A quantized size, which occupies one position.
-    Size {
-        /// The bin of the width, below 2^14.
-        width_bin: u32,
-        /// The bin of the height, below 2^14.
-        height_bin: u32,
+    /// A value whose meaning the backend knows, a coordinate in an image for example. It occupies
+    /// one position.
+    Value {
+        /// 1 or 2.
+        kind: u32,
+        /// Below 2^28.
+        value: u32,
     },
     /// An image, identified by its content and its length.
     Image {
@@ -72,33 +68,23 @@ impl TokenSpan {
         position & (SPAN | MORE) != SPAN | MORE
     }
 
-    /// The coordinate or the size at `position`, which takes this position only; `None` for a token
-    /// id and for a part of an image.
+    /// The value at `position`, which takes this position only; `None` for a token id and for a part
+    /// of an image.
     pub fn of_value(position: u32) -> Option<TokenSpan> {
-        let value = position & ((1 << VALUE_BITS) - 1);
-        match (position & (SPAN | MORE), position >> VALUE_BITS & 3) {
-            (SPAN, KIND_COORDINATE) => Some(TokenSpan::Coordinate { bin: value }),
-            (SPAN, KIND_SIZE) => Some(TokenSpan::Size {
-                width_bin: value >> (VALUE_BITS / 2),
-                height_bin: value & ((1 << (VALUE_BITS / 2)) - 1),
-            }),
-            _ => None,
-        }
+        let (kind, value) = (position >> VALUE_BITS & 3, position & VALUE_MASK);
+        let is_value = position & (SPAN | MORE) == SPAN && (1..=KIND_VALUE_MAX).contains(&kind);
+        is_value.then_some(TokenSpan::Value { kind, value })
     }
 
-    /// The position of a coordinate or a size, as [`TokenSpanInterner::append`] writes it; `None`
-    /// for an image, which takes several, and for a bin that is out of range.
+    /// The position of a value, as [`TokenSpanInterner::append`] writes it; `None` for an image,
+    /// which takes several, and for a value that is out of range.
     pub fn value_position(self) -> Option<u32> {
-        let (kind, value) = match self {
-            TokenSpan::Coordinate { bin } if bin < 1 << VALUE_BITS => (KIND_COORDINATE, bin),
-            TokenSpan::Size { width_bin, height_bin }
-                if width_bin.max(height_bin) < 1 << (VALUE_BITS / 2) =>
-            {
-                (KIND_SIZE, width_bin << (VALUE_BITS / 2) | height_bin)
+        match self {
+            TokenSpan::Value { kind: kind @ 1..=KIND_VALUE_MAX, value: value @ 0..=VALUE_MASK } => {
+                Some(SPAN | kind << VALUE_BITS | value)
             }
-            _ => return None,
-        };
-        Some(SPAN | kind << VALUE_BITS | value)
+            TokenSpan::Value { .. } | TokenSpan::Image { .. } => None,
+        }
     }
 
     /// Whether `position` is part of an image.
@@ -138,15 +124,13 @@ pub struct ImageSpan {
 /// A span cannot be written as positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum TokenSpanError {
-    /// A bin is too large.
-    #[error("{what}: expected a value below {limit}, got {got}")]
+    /// A kind or a value is out of range.
+    #[error("value: expected kind 1 or 2 and a value below 2^28, got kind {kind} and {value}")]
     OutOfRange {
-        /// The name of the value.
-        what: &'static str,
-        /// The smallest value that is too large.
-        limit: u32,
+        /// The kind.
+        kind: u32,
         /// The value.
-        got: u32,
+        value: u32,
     },
     /// An image has length 0.
     #[error("image: expected at least 1 KV position, got 0")]
@@ -208,23 +192,17 @@ impl TokenSpanInterner {
     ///
     /// If a value is out of range or no number is left. In this case nothing is appended.
     pub fn append(&self, span: TokenSpan, positions: &mut Vec<u32>) -> Result<(), TokenSpanError> {
-        let (kind, value, kv_len) = match span {
-            TokenSpan::Coordinate { bin } => {
-                check("coordinate bin", bin, 1 << VALUE_BITS)?;
-                (KIND_COORDINATE, bin, 1)
-            }
-            TokenSpan::Size { width_bin, height_bin } => {
-                check("width bin", width_bin, 1 << (VALUE_BITS / 2))?;
-                check("height bin", height_bin, 1 << (VALUE_BITS / 2))?;
-                (KIND_SIZE, width_bin << (VALUE_BITS / 2) | height_bin, 1)
+        let (last, kv_len) = match span {
+            TokenSpan::Value { kind, value } => {
+                let error = TokenSpanError::OutOfRange { kind, value };
+                (span.value_position().ok_or(error)?, 1)
             }
             TokenSpan::Image { kv_len: 0, .. } => return Err(TokenSpanError::EmptyImage),
             TokenSpan::Image { content_hash, kv_len, columns } => {
                 let image = ImageSpan { content_hash, kv_len, columns };
-                (KIND_IMAGE, self.image_number(image)?, kv_len)
+                (SPAN | KIND_IMAGE << VALUE_BITS | self.image_number(image)?, kv_len)
             }
         };
-        let last = SPAN | kind << VALUE_BITS | value;
         positions.extend((1..kv_len).map(|_| last | MORE));
         positions.push(last);
         Ok(())
@@ -270,10 +248,6 @@ pub(crate) fn is_checkpoint(position: u32) -> bool {
     position | MORE == SPAN | MORE | KIND_CHECKPOINT << VALUE_BITS
 }
 
-fn check(what: &'static str, got: u32, limit: u32) -> Result<(), TokenSpanError> {
-    if got < limit { Ok(()) } else { Err(TokenSpanError::OutOfRange { what, limit, got }) }
-}
-
 /// The index of the first position that is neither a token id below 2^31 nor part of a span as
 /// [`TokenSpanInterner::append`] writes it. `positions` may end inside a span, but not start there.
 pub(crate) fn first_invalid(positions: &[u32]) -> Option<usize> {
@@ -281,7 +255,7 @@ pub(crate) fn first_invalid(positions: &[u32]) -> Option<usize> {
         let kind = position >> VALUE_BITS & 3;
         let is_cut = || positions.get(index + 1).is_some_and(|next| next | MORE != position);
         position & SPAN != 0
-            && (kind > KIND_SIZE || position & MORE != 0 && (kind != KIND_IMAGE || is_cut()))
+            && (kind > KIND_VALUE_MAX || position & MORE != 0 && (kind != KIND_IMAGE || is_cut()))
     };
     positions.iter().enumerate().position(is_invalid)
 }

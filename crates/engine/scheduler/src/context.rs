@@ -29,6 +29,7 @@ use crate::request::{RequestOptions, SequenceRequest};
 use crate::request_counts::RequestRecord;
 use crate::sequence::{Sequence, Terms};
 use crate::session::Sessions;
+use crate::states::CheckpointRule;
 use crate::stats::EngineStats;
 use crate::tenant::TenantId;
 use crate::transfer::PromptLookup;
@@ -215,6 +216,49 @@ impl EngineContext {
     pub fn uncached_work(&self, namespace: &Namespace, tokens: &[u32], cached: usize) -> usize {
         let uncached = tokens.get(cached..).unwrap_or_default();
         uncached.len() + self.encoding_cost(namespace, uncached)
+    }
+
+    /// What encoding the images of uncached tokens costs in a namespace, in tokens to compute. Those
+    /// in the encoder cache cost nothing.
+    pub(crate) fn encoding_cost(&self, namespace: &Namespace, uncached: &[u32]) -> usize {
+        if self.spec.image_width.is_none() {
+            return 0;
+        }
+        let is_encoded = |position: u32| {
+            let image = self.spans().image_at(position);
+            let key = image.map(|image| (*namespace, (image.content_hash, image.kv_len as usize)));
+            key.is_some_and(|key| self.encoded.contains(&key))
+        };
+        let (mut positions, mut last) = (0, None);
+        for &position in uncached {
+            let Some(number) = TokenSpan::image_number(position) else { continue };
+            let known = last.filter(|(of, _)| *of == number);
+            let (_, encoded) = known.unwrap_or_else(|| (number, is_encoded(position)));
+            last = Some((number, encoded));
+            positions += usize::from(!encoded);
+        }
+        self.gauges.encoding_cost(positions)
+    }
+
+    /// Where checkpoints are taken; `None` for a model without recurrent states.
+    pub(crate) fn checkpoint_rule(&self) -> Option<CheckpointRule> {
+        let (spec, sink) = (&self.spec, self.config.kv_sink.as_ref());
+        spec.state.map(|_| CheckpointRule {
+            pool_blocks: if sink.is_none() { spec.block_count } else { 0 },
+            block_size: spec.block_size,
+            blocks: spec.checkpoint_blocks(),
+            distance: sink
+                .map_or(spec.block_size, |sink| sink.checkpoint_distance(spec.block_size)),
+        })
+    }
+
+    /// Number of leading tokens of a prompt that its repetition does not compute, if all that can be
+    /// is cached.
+    pub fn resume_max(&self, prompt_len: usize) -> usize {
+        match self.checkpoint_rule() {
+            Some(rule) => rule.end_of_prompt(prompt_len),
+            None => prompt_len / self.spec.block_size * self.spec.block_size,
+        }
     }
 
     /// The eviction policy in use; `None` for a custom order.

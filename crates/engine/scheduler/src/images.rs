@@ -12,9 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use stolon_backend::{ImageEmbeddings, ImageInput, SliceImage, rotary_len};
-use stolon_kvcache::{Namespace, TokenSpan};
-
-use crate::context::EngineContext;
+use stolon_kvcache::Namespace;
 
 /// Longest time for which a step encodes an image while no other request waits for the step.
 pub(crate) const ENCODE_TIME_MAX: Duration = Duration::from_millis(500);
@@ -182,37 +180,14 @@ pub(crate) fn key(namespace: Namespace, input: &ImageInput) -> ImageKey {
 pub(crate) struct EncodedImages(Mutex<HashSet<ImageKey>>);
 
 impl EncodedImages {
-    fn contains(&self, image: &ImageKey) -> bool {
+    /// Whether the embeddings of the image are cached.
+    pub(crate) fn contains(&self, image: &ImageKey) -> bool {
         self.keys().contains(image)
     }
 
     fn keys(&self) -> MutexGuard<'_, HashSet<ImageKey>> {
         // Each change is complete.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl EngineContext {
-    /// What encoding the images of uncached tokens costs in a namespace, in tokens to compute. Those
-    /// in the encoder cache cost nothing.
-    pub(crate) fn encoding_cost(&self, namespace: &Namespace, uncached: &[u32]) -> usize {
-        if !self.spec.images {
-            return 0;
-        }
-        let is_encoded = |position: u32| {
-            let image = self.spans().image_at(position);
-            let key = image.map(|image| (*namespace, (image.content_hash, image.kv_len as usize)));
-            key.is_some_and(|key| self.encoded.contains(&key))
-        };
-        let (mut positions, mut last) = (0, None);
-        for &position in uncached {
-            let Some(number) = TokenSpan::image_number(position) else { continue };
-            let known = last.filter(|(of, _)| *of == number);
-            let (_, encoded) = known.unwrap_or_else(|| (number, is_encoded(position)));
-            last = Some((number, encoded));
-            positions += usize::from(!encoded);
-        }
-        self.gauges.encoding_cost(positions)
     }
 }
 

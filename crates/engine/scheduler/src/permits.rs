@@ -286,6 +286,7 @@ mod tests {
     use std::sync::OnceLock;
 
     use super::*;
+    use crate::policy::Place;
     use crate::step_cost::{StepCost, StepWork};
     use crate::tenant::TenantId;
     use crate::wait::{WaitingWork, Work};
@@ -373,7 +374,7 @@ mod tests {
         let waiting = |pending| {
             let tenant = TenantId::default();
             let work = Work { position: 0, pending, decode: 1, class: 0, tenant };
-            WaitingWork { work, slack: 0, bound: 0 }
+            WaitingWork { work, place: Place::new(0, 0, 0) }
         };
         let limits = QueueLimits::new(4, 100, 1);
         let starts = OnceLock::from(vec![1.0, 2.0, 4.0, 8.0]);

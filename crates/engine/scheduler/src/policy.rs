@@ -13,6 +13,41 @@ use std::collections::HashMap;
 
 use crate::config::AdmissionPolicy;
 use crate::quota::QuotaId;
+use crate::tenant::TenantId;
+
+/// The place of a request among those that wait and run. A preempted request keeps it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    /// Order of arrival; unique.
+    pub(crate) arrival: u64,
+    /// Total cost, in tokens, of later requests that were admitted before it.
+    pub(crate) overtaken: usize,
+    /// Maximum value of `overtaken`.
+    pub(crate) bound: usize,
+}
+
+impl Place {
+    /// The place of a new request. Its bound on overtaking is `max_overtake` tokens plus the number
+    /// of tokens that wait when it arrives, or 0 if `max_overtake` is 0.
+    pub(crate) fn new(arrival: u64, waiting_tokens: usize, max_overtake: usize) -> Place {
+        let bound = match max_overtake {
+            0 => 0,
+            more => waiting_tokens.saturating_add(more),
+        };
+        Place { arrival, overtaken: 0, bound }
+    }
+
+    /// The remaining overtaking budget: the total cost, in tokens, of later requests that may still
+    /// be admitted before this one.
+    pub(crate) fn slack(&self) -> usize {
+        self.bound.saturating_sub(self.overtaken)
+    }
+
+    /// A later request with this cost is admitted before this one.
+    pub(crate) fn overtake(&mut self, cost: usize) {
+        self.overtaken = self.overtaken.saturating_add(cost);
+    }
+}
 
 /// What a policy needs to know about a waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +56,8 @@ pub(crate) struct Candidate {
     pub(crate) arrival: u64,
     /// The request's priority. Larger values come first under every policy.
     pub(crate) class: i32,
+    /// The tenant that it belongs to.
+    pub(crate) tenant: TenantId,
     /// Its tenant has its share of the running slots.
     pub(crate) has_share: bool,
     /// Number of tokens of the prompt, of the part of the answer that was generated before a
@@ -177,6 +214,7 @@ mod tests {
         Candidate {
             arrival,
             class: 0,
+            tenant: TenantId::default(),
             has_share: false,
             tokens,
             matched,

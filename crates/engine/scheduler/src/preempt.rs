@@ -7,6 +7,8 @@
 /// What the choice needs to know about a running sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
+    /// The sequence's id.
+    pub(crate) id: u64,
     /// Order of arrival; unique.
     pub(crate) arrival: u64,
     /// It is stalled by a slow consumer.
@@ -15,22 +17,27 @@ pub(crate) struct Holder {
     pub(crate) is_sampling: bool,
 }
 
-/// Index of the sequence to preempt; `None` if none can be.
-pub(crate) fn victim(holders: &[Holder]) -> Option<usize> {
-    let candidates = (0..holders.len()).filter(|&index| !holders[index].is_sampling);
-    candidates.max_by_key(|&index| (holders[index].stalled, holders[index].arrival))
+/// The id of the sequence to preempt; `None` if none can be.
+pub(crate) fn victim(holders: impl Iterator<Item = Holder>) -> Option<u64> {
+    let candidates = holders.filter(|holder| !holder.is_sampling);
+    candidates.max_by_key(|holder| (holder.stalled, holder.arrival)).map(|holder| holder.id)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn check(holders: &[(u64, bool)], expected: Option<usize>) {
-        let holder = |&(arrival, stalled)| Holder { arrival, stalled, is_sampling: false };
-        let mut holders: Vec<Holder> = holders.iter().map(holder).collect();
-        assert_eq!(victim(&holders), expected);
-        holders.iter_mut().for_each(|holder| holder.is_sampling = true);
-        assert_eq!(victim(&holders), None);
+    fn check(holders: &[(u64, bool)], expected: Option<u64>) {
+        for is_sampling in [false, true] {
+            let holder = |(id, &(arrival, stalled)): (usize, &(u64, bool))| Holder {
+                id: id as u64,
+                arrival,
+                stalled,
+                is_sampling,
+            };
+            let expected = expected.filter(|_| !is_sampling);
+            assert_eq!(victim(holders.iter().enumerate().map(holder)), expected);
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use stolon_kvcache::PrefixMatch;
 use crate::lookup::StoredLookup;
 use crate::memory::Acquired;
 use crate::permits::QueuePermit;
-use crate::policy::Candidate;
+use crate::policy::{Candidate, Place};
 use crate::quota::QuotaId;
 use crate::sequence::Sequence;
 use crate::sharing::Follow;
@@ -23,8 +23,7 @@ const LOADS_PER_COMPUTED: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Waiting {
     pub(crate) sequence: Sequence,
-    /// Order of arrival. A preempted request keeps its number.
-    pub(crate) arrival: u64,
+    pub(crate) place: Place,
     /// Its queue permit. A preempted request has none, because it returned it when it first ran.
     pub(crate) permit: Option<QueuePermit>,
     /// Number of its tokens that were cached at `version` of the tree.
@@ -34,10 +33,6 @@ pub(crate) struct Waiting {
     pub(crate) resume: usize,
     /// The tree's version at the last query; `None` if `matched` must be queried.
     pub(crate) version: Option<u64>,
-    /// Total cost, in tokens, of later requests that were admitted before it.
-    pub(crate) overtaken: usize,
-    /// Maximum value of `overtaken`.
-    pub(crate) bound: usize,
     /// Locks its match while the scheduler looks further down the queue, so that the match is not
     /// evicted.
     pub(crate) match_lock: Option<Acquired>,
@@ -52,22 +47,15 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    pub(crate) fn new(
-        sequence: Sequence,
-        arrival: u64,
-        bound: usize,
-        permit: Option<QueuePermit>,
-    ) -> Waiting {
+    pub(crate) fn new(sequence: Sequence, place: Place, permit: Option<QueuePermit>) -> Waiting {
         let lookup = StoredLookup::new(sequence.found.max(sequence.stored_end()));
         Waiting {
             sequence,
-            arrival,
+            place,
             permit,
             matched: 0,
             resume: 0,
             version: None,
-            overtaken: 0,
-            bound,
             match_lock: None,
             follow: None,
             leaders_seen: None,
@@ -92,12 +80,6 @@ impl Waiting {
     /// be loaded.
     pub(crate) fn covered(&self) -> usize {
         self.resume + self.stored()
-    }
-
-    /// Its remaining overtaking budget: the total cost, in tokens, of later requests that may still
-    /// be admitted before it.
-    pub(crate) fn slack(&self) -> usize {
-        self.bound.saturating_sub(self.overtaken)
     }
 
     /// Number of tokens to compute before the next one can be sampled, at least 1, plus the cost of
@@ -140,33 +122,37 @@ impl Waiting {
     }
 }
 
-/// The waiting requests.
+/// The waiting requests. [`Place::arrival`] identifies each of them.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     /// In order of arrival.
     entries: Vec<Waiting>,
     next_arrival: u64,
-    /// Index at which the next round of queries starts.
-    query_cursor: usize,
+    /// The first request, or the next later one, whose match the next round of queries looks up.
+    next_query: u64,
 }
 
 impl Queue {
-    /// Adds a new request at the end. Its bound on overtaking is `max_overtake` tokens plus the
-    /// number of tokens that were waiting when it arrived, or 0 if `max_overtake` is 0.
+    /// Adds a new request at the end, with a bound on overtaking as [`Place::new`] says.
     pub(crate) fn push(&mut self, sequence: Sequence, permit: QueuePermit, max_overtake: usize) {
-        let arrival = self.next_arrival;
+        let place = Place::new(self.next_arrival, permit.ahead(), max_overtake);
         self.next_arrival += 1;
-        let bound = match max_overtake {
-            0 => 0,
-            more => permit.ahead().saturating_add(more),
-        };
-        self.entries.push(Waiting::new(sequence, arrival, bound, Some(permit)));
+        self.entries.push(Waiting::new(sequence, place, Some(permit)));
     }
 
     /// Inserts a preempted request at its place in the order of arrival.
-    pub(crate) fn reinsert(&mut self, waiting: Waiting) {
-        let place = self.entries.partition_point(|other| other.arrival < waiting.arrival);
-        self.entries.insert(place, waiting);
+    pub(crate) fn reinsert(&mut self, sequence: Sequence, place: Place) {
+        let index = self.first_from(place.arrival);
+        self.entries.insert(index, Waiting::new(sequence, place, None));
+    }
+
+    /// Index of the first request that has arrived as this one or later.
+    fn first_from(&self, arrival: u64) -> usize {
+        self.entries.partition_point(|waiting| waiting.place.arrival < arrival)
+    }
+
+    fn index(&self, arrival: u64) -> Option<usize> {
+        self.entries.binary_search_by_key(&arrival, |waiting| waiting.place.arrival).ok()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -185,14 +171,21 @@ impl Queue {
         &mut self.entries
     }
 
-    pub(crate) fn remove(&mut self, index: usize) -> Waiting {
-        self.entries.remove(index)
+    pub(crate) fn get(&self, arrival: u64) -> Option<&Waiting> {
+        self.index(arrival).map(|index| &self.entries[index])
     }
 
-    /// Removes a request by its id.
-    pub(crate) fn take(&mut self, id: u64) -> Option<Waiting> {
-        let index = self.entries.iter().position(|waiting| waiting.sequence.id == id)?;
-        Some(self.entries.remove(index))
+    pub(crate) fn get_mut(&mut self, arrival: u64) -> Option<&mut Waiting> {
+        self.index(arrival).map(|index| &mut self.entries[index])
+    }
+
+    pub(crate) fn remove(&mut self, arrival: u64) -> Option<Waiting> {
+        self.index(arrival).map(|index| self.entries.remove(index))
+    }
+
+    /// The request whose sequence has this id.
+    pub(crate) fn of_id(&mut self, id: u64) -> Option<&mut Waiting> {
+        self.entries.iter_mut().find(|waiting| waiting.sequence.id == id)
     }
 
     /// Removes requests that have timed out or were canceled.
@@ -216,15 +209,18 @@ impl Queue {
         self.entries.iter().filter_map(Waiting::next_deadline).min()
     }
 
-    /// Charges the cost of a request that is admitted, the last one of `candidates`, to the earlier
-    /// ones whose bounds on overtaking count for it.
-    pub(crate) fn charge_overtaking(&mut self, candidates: &[Candidate], cost: usize) {
-        let Some((admitted, earlier)) = candidates.split_last() else { return };
-        for (waiting, candidate) in self.entries.iter_mut().zip(earlier) {
-            if candidate.binds(admitted) {
-                waiting.overtaken = waiting.overtaken.saturating_add(cost);
-                debug_assert!(waiting.overtaken <= waiting.bound, "the bound on overtaking");
-            }
+    /// Charges the cost of a request that is admitted to the earlier ones, `earlier`, whose bounds
+    /// on overtaking count for it.
+    pub(crate) fn charge_overtaking(
+        &mut self,
+        earlier: &[Candidate],
+        admitted: &Candidate,
+        cost: usize,
+    ) {
+        for candidate in earlier.iter().filter(|candidate| candidate.binds(admitted)) {
+            let Some(Waiting { place, .. }) = self.get_mut(candidate.arrival) else { continue };
+            place.overtake(cost);
+            debug_assert!(place.overtaken <= place.bound, "the bound on overtaking");
         }
     }
 
@@ -255,21 +251,22 @@ impl Queue {
             *sum = sum.saturating_add(share.tokens());
         }
         let candidate = |waiting: &Waiting| {
-            let follows = waiting.follow.is_some() && waiting.slack() > 0;
+            let follows = waiting.follow.is_some() && waiting.place.slack() > 0;
             let reads = waiting.lookup.deadline().is_some();
             let stalled = waiting.sequence.is_stalled();
             let held = waiting.sequence.share.as_ref().is_some_and(|share| {
                 !share.fits(tokens_by_quota.get(&share.id()).copied().unwrap_or(0))
             });
             Candidate {
-                arrival: waiting.arrival,
+                arrival: waiting.place.arrival,
                 class: waiting.sequence.options.priority,
+                tenant: waiting.sequence.tenant,
                 has_share: shares.is_reached(waiting.sequence.tenant),
                 tokens: waiting.work(),
                 matched: waiting.found(),
                 prefix_sharers: counts_by_prefix[&waiting.sequence.prefix_hash],
-                slack: waiting.slack(),
-                bound: waiting.bound,
+                slack: waiting.place.slack(),
+                bound: waiting.place.bound,
                 quota: waiting.sequence.quota_id(),
                 held,
                 ready: !stalled && !follows && !held && !reads,
@@ -288,14 +285,14 @@ impl Queue {
         mut query: impl FnMut(&Sequence) -> PrefixMatch,
     ) {
         let mut left = limit;
-        for step in 0..self.entries.len() {
-            let index = (self.query_cursor + step) % self.entries.len();
-            let waiting = &mut self.entries[index];
+        let first = self.first_from(self.next_query);
+        let (before, from) = self.entries.split_at_mut(first);
+        for waiting in from.iter_mut().chain(before) {
             if waiting.version == Some(version) {
                 continue;
             }
             if left == 0 {
-                self.query_cursor = index;
+                self.next_query = waiting.place.arrival;
                 return;
             }
             left -= 1;
@@ -374,7 +371,8 @@ pub(crate) mod tests {
     /// number, and 0 if that is configured as 0.
     #[test]
     fn the_overtaking_bound_includes_the_tokens_that_wait_on_arrival() {
-        let bounds = |queue: &Queue| queue.entries().iter().map(|w| w.bound).collect::<Vec<_>>();
+        let bounds =
+            |queue: &Queue| queue.entries().iter().map(|w| w.place.bound).collect::<Vec<_>>();
         assert_eq!(bounds(&queue(3)), [100, 108, 116]);
         let limits = Arc::new(QueueLimits::new(2, usize::MAX, 1));
         let mut strict = Queue::default();

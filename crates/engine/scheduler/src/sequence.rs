@@ -313,6 +313,17 @@ impl Sequence {
         !self.events.has_room()
     }
 
+    /// How it ends when it has timed out.
+    pub(crate) fn timed_out(&self, now: Instant) -> Ending {
+        let elapsed = now.saturating_duration_since(self.times.submitted);
+        let total = self.times.deadline.is_some_and(|deadline| deadline <= now);
+        Ending::Failed(if total {
+            EngineError::Timeout { elapsed }
+        } else {
+            EngineError::QueueTimeout { waited: elapsed }
+        })
+    }
+
     /// What step planning needs to know about it, when `computed` positions are in the KV store
     /// after the step's loads. While there is more to be loaded, it takes no part in steps.
     /// `cache_logits` is the same value that [`Sequence::row_task`] will get.

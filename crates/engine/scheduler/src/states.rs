@@ -25,7 +25,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use stolon_kvcache::{BlockId, BlockLease, CheckpointLease, Namespace};
 
-use crate::context::EngineContext;
 use crate::token_set::TokenSet;
 
 /// Minimum distance of regular checkpoints, in positions. Larger ones are multiples of it.
@@ -210,29 +209,6 @@ pub(crate) struct CheckpointWishes {
     pub(crate) parted: usize,
     /// Where followers part from it, in positions.
     pub(crate) followers: Vec<usize>,
-}
-
-impl EngineContext {
-    /// Where checkpoints are taken; `None` for a model without recurrent states.
-    pub(crate) fn checkpoint_rule(&self) -> Option<CheckpointRule> {
-        let (spec, sink) = (&self.spec, self.config.kv_sink.as_ref());
-        spec.state.map(|_| CheckpointRule {
-            pool_blocks: if sink.is_none() { spec.block_count } else { 0 },
-            block_size: spec.block_size,
-            blocks: spec.checkpoint_blocks(),
-            distance: sink
-                .map_or(spec.block_size, |sink| sink.checkpoint_distance(spec.block_size)),
-        })
-    }
-
-    /// Number of leading tokens of a prompt that its repetition does not compute, if all that can be
-    /// is cached.
-    pub fn resume_max(&self, prompt_len: usize) -> usize {
-        match self.checkpoint_rule() {
-            Some(rule) => rule.end_of_prompt(prompt_len),
-            None => prompt_len / self.spec.block_size * self.spec.block_size,
-        }
-    }
 }
 
 impl CheckpointRule {

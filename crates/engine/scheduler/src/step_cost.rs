@@ -47,6 +47,14 @@ impl StepWork {
         StepWork { prompt: count, prompt_attended, ..StepWork::default() }
     }
 
+    /// `count` tokens of one sequence, the first one at position `start`. A single one is a decode.
+    pub(crate) fn of_slice(start: usize, count: usize) -> StepWork {
+        match count {
+            1 => StepWork::decode(start as f64),
+            _ => StepWork::prompt(start as f64, count as f64),
+        }
+    }
+
     /// A step with the work of both.
     pub(crate) fn and(self, other: StepWork) -> StepWork {
         StepWork {

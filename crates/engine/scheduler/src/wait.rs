@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use stolon_backend::LogitRows;
 
 use crate::config::AdmissionPolicy;
-use crate::policy::{self, Candidate};
+use crate::policy::{self, Candidate, Place};
 use crate::schedule::{self, PrefillOrder, SequenceView, Slice, StepLimits};
 use crate::step_cost::{StepCost, StepWork};
 use crate::tenant::{SlotShares, TenantId};
@@ -45,10 +45,7 @@ pub(crate) struct Work {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WaitingWork {
     pub(crate) work: Work,
-    /// Total cost of later requests that may still be admitted before it, in tokens.
-    pub(crate) slack: usize,
-    /// The initial value of `slack`.
-    pub(crate) bound: usize,
+    pub(crate) place: Place,
 }
 
 /// The requests of an engine at one moment.
@@ -124,16 +121,11 @@ pub(crate) struct Arrival {
 #[derive(Clone, Copy, Debug)]
 struct Request {
     work: Work,
-    /// Order of arrival; unique.
-    arrival: u64,
+    place: Place,
     /// The last step that it was part of.
     last_step: u64,
     /// It is the one whose first token is predicted.
     is_new: bool,
-    /// Total cost of later requests that may still be admitted before it, in tokens.
-    slack: usize,
-    /// The initial value of `slack`.
-    bound: usize,
 }
 
 /// The state of a prediction.
@@ -221,20 +213,21 @@ impl Ahead<'_> {
             is_done: false,
         };
         for &work in &load.running {
-            let running = ahead.request(work, 0, 0);
+            let running = ahead.request(work, Place::new(0, 0, 0));
             ahead.running.push(running);
         }
-        for &WaitingWork { work, slack, bound } in &load.waiting {
-            let waiting = ahead.request(work, slack, bound);
+        for &WaitingWork { work, place } in &load.waiting {
+            let waiting = ahead.request(work, place);
             ahead.waiting.push(waiting);
         }
         ahead
     }
 
-    fn request(&mut self, work: Work, slack: usize, bound: usize) -> Request {
-        let arrival = self.next_arrival;
+    /// A request that arrives after those before.
+    fn request(&mut self, work: Work, place: Place) -> Request {
+        let place = Place { arrival: self.next_arrival, ..place };
         self.next_arrival += 1;
-        Request { work, arrival, last_step: 0, is_new: false, slack, bound }
+        Request { work, place, last_step: 0, is_new: false }
     }
 
     /// Goes ahead in time until `is_done`. Returns false if that takes too many rounds.
@@ -332,12 +325,8 @@ impl Ahead<'_> {
     }
 
     fn arrive(&mut self, work: Work, is_new: bool) {
-        let ahead = || self.waiting.iter().map(|waiting| waiting.work.pending).sum::<usize>();
-        let bound = match self.load.max_overtake {
-            0 => 0,
-            more => ahead().saturating_add(more),
-        };
-        let request = self.request(work, bound, bound);
+        let waiting = self.waiting.iter().map(|waiting| waiting.work.pending).sum();
+        let request = self.request(work, Place::new(0, waiting, self.load.max_overtake));
         self.waiting.push(Request { is_new, ..request });
     }
 
@@ -364,13 +353,15 @@ impl Ahead<'_> {
             let started = self.waiting.remove(next);
             for (waiting, candidate) in self.waiting[..next].iter_mut().zip(&candidates) {
                 if candidate.binds(&candidates[next]) {
-                    waiting.slack = waiting.slack.saturating_sub(candidates[next].cost());
+                    waiting.place.overtake(candidates[next].cost());
                 }
             }
             if let Some(youngest) = youngest.filter(|_| is_full) {
                 let preempted = self.running.remove(youngest);
-                let place = self.waiting.partition_point(|w| w.arrival < preempted.arrival);
-                self.waiting.insert(place, Request { slack: 0, bound: 0, ..preempted });
+                let Place { arrival, .. } = preempted.place;
+                let index = self.waiting.partition_point(|w| w.place.arrival < arrival);
+                self.waiting
+                    .insert(index, Request { place: Place::new(arrival, 0, 0), ..preempted });
             }
             self.started.push((self.time, started.work.tenant));
             self.running.push(started);
@@ -387,7 +378,7 @@ fn view(request: &Request) -> SequenceView {
         committed: 0,
         covered: usize::MAX,
         last_step: request.last_step,
-        arrival: request.arrival,
+        arrival: request.place.arrival,
         class,
         tenant,
         chunk_max: usize::MAX,
@@ -401,11 +392,8 @@ fn view(request: &Request) -> SequenceView {
 /// The average work of a step, if it is repeated `times` times.
 fn work_of(slices: &[Slice], times: usize) -> StepWork {
     let work = |slice: &Slice| {
-        let start = (slice.start + slice.count * (times - 1) / 2) as f64;
-        match slice.count {
-            1 => StepWork::decode(start),
-            count => StepWork::prompt(start, count as f64),
-        }
+        let start = slice.start + slice.count * (times - 1) / 2;
+        StepWork::of_slice(start, slice.count)
     };
     slices.iter().map(work).fold(StepWork::default(), StepWork::and)
 }
@@ -414,14 +402,15 @@ fn work_of(slices: &[Slice], times: usize) -> StepWork {
 fn candidate(waiting: &Request, shares: &SlotShares) -> Candidate {
     let Work { position, pending, class, tenant, .. } = waiting.work;
     Candidate {
-        arrival: waiting.arrival,
+        arrival: waiting.place.arrival,
         class,
+        tenant,
         has_share: shares.is_reached(tenant),
         tokens: position + pending,
         matched: position,
         prefix_sharers: 1,
-        slack: waiting.slack,
-        bound: waiting.bound,
+        slack: waiting.place.slack(),
+        bound: waiting.place.bound,
         quota: None,
         held: false,
         ready: true,

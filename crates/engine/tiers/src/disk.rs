@@ -130,7 +130,8 @@ impl DiskTier {
                 &self.shape,
                 namespace,
                 &place.parent,
-                (place.first, place.end()),
+                place.first,
+                place.end(),
                 &content,
                 &blocks[byte(place.first)..byte(place.end())],
             );

@@ -111,7 +111,8 @@ impl Iterator for ExportedPrefix {
             shape,
             &self.namespace,
             &self.key,
-            (start, len),
+            start,
+            len,
             &content,
             &self.blocks[byte(start)..byte(end)],
         );

@@ -296,7 +296,8 @@ impl Record {
         shape: &RecordShape,
         namespace: &Namespace,
         parent: &ChainKey,
-        (first, prefix_positions): (usize, usize),
+        first: usize,
+        prefix_positions: usize,
         content: &RecordTokens,
         blocks: &[u8],
     ) -> (ChainKey, Vec<u8>) {

@@ -111,7 +111,8 @@ impl CpuBackend {
         let mut kv = KvStore::new(shape.clone(), block_count)?.with_rings(rings)?;
         let mut states = StateStore::new(decoder.config(), options.state_slots)?;
         let spec = spec_of(decoder.config(), &shape, block_count, state);
-        let spec = BackendSpec { regions: bins, ..with_images(spec, encoder.as_ref()) };
+        let image_width = encoder.as_ref().map(Encoder::image_width);
+        let spec = BackendSpec { regions: bins, image_width, ..spec };
         if let Some(format) = &mut kv_format {
             let probe = kv_probe::step(&spec);
             let step = StepState { kv: &mut kv, states: &mut states };
@@ -334,16 +335,9 @@ fn spec_of(
         // already.
         draws: false,
         state: state.map(|state| checkpointed(state, shape)),
-        images: false,
-        deepstack_layers: 0,
+        image_width: None,
         regions: None,
     }
-}
-
-/// The specification of the same backend with this encoder.
-fn with_images(spec: BackendSpec, encoder: Option<&Encoder>) -> BackendSpec {
-    let deepstack_layers = encoder.map_or(0, Encoder::deepstack_layers);
-    BackendSpec { images: encoder.is_some(), deepstack_layers, ..spec }
 }
 
 /// Minimum number of positions whose blocks are stored together in other tiers.

@@ -92,9 +92,11 @@ impl Encoder {
         self.config.first_token
     }
 
-    /// Number of the decoder's first layers to whose outputs an image adds rows.
-    pub(crate) fn deepstack_layers(&self) -> usize {
-        self.config.deepstack_layers()
+    /// Number of values of an image's embeddings per position. The embeddings are row-major
+    /// `[1 + deepstack_layers, kv_len, output_size]`: the inputs of the decoder's first layer, and
+    /// what is added to the outputs of its first layers.
+    pub(crate) fn image_width(&self) -> usize {
+        (1 + self.config.deepstack_layers()) * self.config.output_size
     }
 
     /// Computes layers of `image` until `time` is over, but at least one. Returns the embeddings

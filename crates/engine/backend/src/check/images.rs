@@ -9,7 +9,7 @@ pub(super) fn check_images(
     slice: &SequenceSlice,
     spec: &BackendSpec,
 ) -> Result<(), BackendError> {
-    if !slice.images.is_empty() && !spec.images {
+    if !slice.images.is_empty() && spec.image_width.is_none() {
         return Err(malformed(index, format_args!("expected no image, which is not supported")));
     }
     let (mut before, end) = (slice.start, slice.start + slice.token_count);

@@ -131,7 +131,7 @@ fn written_blocks_must_be_exclusive() {
 /// their positions may have tokens that are not in the vocabulary.
 #[test]
 fn images_are_checked() {
-    let spec = BackendSpec { hidden_size: Some(2), images: true, ..spec() };
+    let spec = BackendSpec { image_width: Some(2), ..spec() };
     let image = |start, len, full_attention| SliceImage {
         start,
         len,
@@ -181,7 +181,7 @@ fn images_are_checked() {
     behind(3).expect("all positions before were skipped");
     let error = behind(4).expect_err("more than there are").to_string();
     assert!(error.contains("a lag of at most 3, got 4"), "{error}");
-    let spec = BackendSpec { images: false, ..spec.clone() };
+    let spec = BackendSpec { image_width: None, ..spec };
     let slice = SequenceSlice { images: vec![image(6, 2, true)], ..slice(4, 6, &[0, 1, 2]) };
     let batch = StepBatch { tokens, sequences: vec![slice] };
     let error = BatchChecker::new(8).check(&batch, &spec).expect_err("no images");

@@ -40,9 +40,8 @@ impl SamplerState {
 
 #[cfg(test)]
 mod tests {
-    use stolon_kvcache::TokenSpan;
-
     use super::*;
+    use crate::regions::RegionToken;
     use crate::sampling::{LogitsProcessor, SamplingParams, SharedProcessor};
 
     /// Excludes the token 1, and replaces the first token by this one.
@@ -70,7 +69,7 @@ mod tests {
             let processor = Some(SharedProcessor::new(First(token)));
             SamplerState::new(SamplingParams { processor, ..SamplingParams::default() }, &[])
         };
-        let coordinate = |bin| TokenSpan::Coordinate { bin }.value_position().expect("a token");
+        let coordinate = |bin| RegionToken::Coordinate { bin }.token().expect("a token");
         let (mut broken, mut state) = (row, sampler(coordinate(2)));
         broken[4] = f32::NAN;
         let error = state.sample_regions(&mut broken, bins).expect_err("a NaN");

@@ -12,8 +12,8 @@ pub enum PositionRun<'a> {
         /// Number of its positions that are in the list, which may begin or end inside it.
         positions: usize,
     },
-    /// A coordinate or a size.
-    Value(TokenSpan),
+    /// The position of a value.
+    Value(u32),
 }
 
 impl PositionRun<'_> {
@@ -23,14 +23,7 @@ impl PositionRun<'_> {
             PositionRun::Tokens(_) => None,
             PositionRun::Image { positions: 1 } => Some("[image, 1 position]".to_owned()),
             PositionRun::Image { positions } => Some(format!("[image, {positions} positions]")),
-            PositionRun::Value(TokenSpan::Size { width_bin, height_bin }) => {
-                Some(format!("[size {width_bin} x {height_bin}]"))
-            }
-            PositionRun::Value(TokenSpan::Coordinate { bin }) => {
-                Some(format!("[coordinate {bin}]"))
-            }
-            // An image is not a value.
-            PositionRun::Value(TokenSpan::Image { .. }) => None,
+            PositionRun::Value(position) => Some(format!("[value {position:#x}]")),
         }
     }
 }
@@ -42,10 +35,10 @@ impl TokenSpan {
             true => (position | next) & SPAN == 0,
             false => TokenSpan::image_number(*position) == TokenSpan::image_number(*next),
         };
-        positions.chunk_by(is_joined).map(|run| match TokenSpan::of_value(run[0]) {
-            Some(value) => PositionRun::Value(value),
-            None if run[0] & SPAN == 0 => PositionRun::Tokens(run),
-            None => PositionRun::Image { positions: run.len() },
+        positions.chunk_by(is_joined).map(|run| match run[0] {
+            first if first & SPAN == 0 => PositionRun::Tokens(run),
+            first if TokenSpan::of_value(first).is_some() => PositionRun::Value(first),
+            _ => PositionRun::Image { positions: run.len() },
         })
     }
 }

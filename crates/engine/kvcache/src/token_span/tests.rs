@@ -5,10 +5,10 @@ use super::*;
 fn different_spans_have_different_positions() {
     let interner = TokenSpanInterner::new(100);
     let spans = [
-        TokenSpan::Coordinate { bin: 1 },
-        TokenSpan::Coordinate { bin: 2 },
-        TokenSpan::Size { width_bin: 0, height_bin: 1 },
-        TokenSpan::Size { width_bin: 1, height_bin: 0 },
+        TokenSpan::Value { kind: 1, value: 1 },
+        TokenSpan::Value { kind: 1, value: 2 },
+        TokenSpan::Value { kind: 2, value: 1 },
+        TokenSpan::Value { kind: 2, value: 1 << 14 },
         TokenSpan::Image { content_hash: 1, kv_len: 1, columns: 0 },
         TokenSpan::Image { content_hash: 2, kv_len: 1, columns: 0 },
         TokenSpan::Image { content_hash: 1, kv_len: 729, columns: 0 },
@@ -37,8 +37,8 @@ fn invalid_positions_are_found() {
         TokenSpan::Image { content_hash: 1, kv_len: 5, columns: 0 },
         TokenSpan::Image { content_hash: 1, kv_len: 5, columns: 0 },
         TokenSpan::Image { content_hash: 2, kv_len: 1, columns: 0 },
-        TokenSpan::Coordinate { bin: 7 },
-        TokenSpan::Size { width_bin: 1, height_bin: 2 },
+        TokenSpan::Value { kind: 1, value: 7 },
+        TokenSpan::Value { kind: 2, value: 8 },
     ] {
         interner.append(span, &mut prompt).expect("in range");
     }
@@ -48,19 +48,19 @@ fn invalid_positions_are_found() {
     assert_eq!(first_invalid(&[1, 2, u32::MAX]), Some(2), "an unknown kind");
     assert_eq!(first_invalid(&[1, prompt[2], 3]), Some(1), "an image without an end");
     assert_eq!(first_invalid(&[prompt[2], prompt[6] + 1]), Some(0), "the end of another image");
-    assert_eq!(first_invalid(&[SPAN | MORE | KIND_SIZE << VALUE_BITS]), Some(0));
+    assert_eq!(first_invalid(&[SPAN | MORE | KIND_VALUE_MAX << VALUE_BITS]), Some(0));
 }
 
-/// Goal: coordinates and sizes are read back from their positions, which an interner writes in
-/// the same way, and nothing else is one.
+/// Goal: values are read back from their positions, which an interner writes in the same way, and
+/// nothing else is one.
 #[test]
 fn values_are_read_back() {
     let interner = TokenSpanInterner::new(4);
     for span in [
-        TokenSpan::Coordinate { bin: 0 },
-        TokenSpan::Coordinate { bin: (1 << 28) - 1 },
-        TokenSpan::Size { width_bin: (1 << 14) - 1, height_bin: 0 },
-        TokenSpan::Size { width_bin: 3, height_bin: (1 << 14) - 1 },
+        TokenSpan::Value { kind: 1, value: 0 },
+        TokenSpan::Value { kind: 1, value: (1 << 28) - 1 },
+        TokenSpan::Value { kind: 2, value: 3 },
+        TokenSpan::Value { kind: 2, value: (1 << 28) - 1 },
     ] {
         let mut positions = Vec::new();
         interner.append(span, &mut positions).unwrap();
@@ -74,8 +74,9 @@ fn values_are_read_back() {
     assert!(positions.iter().all(|position| TokenSpan::of_value(*position).is_none()));
     for span in [
         image,
-        TokenSpan::Coordinate { bin: 1 << 28 },
-        TokenSpan::Size { width_bin: 0, height_bin: 1 << 14 },
+        TokenSpan::Value { kind: 1, value: 1 << 28 },
+        TokenSpan::Value { kind: 0, value: 1 },
+        TokenSpan::Value { kind: 3, value: 1 },
     ] {
         assert_eq!(span.value_position(), None);
     }
@@ -87,10 +88,10 @@ fn values_out_of_range_are_refused() {
     let interner = TokenSpanInterner::new(1);
     let mut positions = vec![7];
     let mut append = |span| interner.append(span, &mut positions);
-    let limit = 1 << 28;
-    let error = TokenSpanError::OutOfRange { what: "coordinate bin", limit, got: limit };
-    assert_eq!(append(TokenSpan::Coordinate { bin: limit }), Err(error));
-    assert!(append(TokenSpan::Size { width_bin: 1 << 14, height_bin: 0 }).is_err());
+    for (kind, value) in [(1, 1 << 28), (0, 7), (3, 7), (5, 7)] {
+        let error = TokenSpanError::OutOfRange { kind, value };
+        assert_eq!(append(TokenSpan::Value { kind, value }), Err(error));
+    }
     let image = |content_hash, kv_len| TokenSpan::Image { content_hash, kv_len, columns: 0 };
     assert_eq!(append(image(1, 0)), Err(TokenSpanError::EmptyImage));
     assert_eq!(positions, [7]);

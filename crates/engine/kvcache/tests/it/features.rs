@@ -681,7 +681,7 @@ fn images_are_shown_as_spans() {
     let interner = TokenSpanInterner::new(4);
     let image = |content_hash, kv_len| TokenSpan::Image { content_hash, kv_len, columns: 0 };
     let mut positions = vec![1, 2];
-    for span in [image(7, 20), image(8, 1), TokenSpan::Coordinate { bin: 5 }] {
+    for span in [image(7, 20), image(8, 1), TokenSpan::Value { kind: 1, value: 5 }] {
         interner.append(span, &mut positions).expect("a span");
     }
     positions.extend([3, 4]);
@@ -692,7 +692,7 @@ fn images_are_shown_as_spans() {
     assert!(dump.to_graphviz().contains("1 2 [image, 20 positions] ..\\n"));
     let labels: Vec<_> = TokenSpan::runs(&positions[10..]).map(|run| run.label()).collect();
     let shown = |label: &str| Some(label.to_owned());
-    let expected = ["[image, 12 positions]", "[image, 1 position]", "[coordinate 5]"];
+    let expected = ["[image, 12 positions]", "[image, 1 position]", "[value 0x90000005]"];
     assert_eq!(labels[..3], expected.map(shown));
     assert_eq!(TokenSpan::runs(&positions).next(), Some(PositionRun::Tokens(&[1, 2])));
     assert_eq!(TokenSpan::runs(&positions).last(), Some(PositionRun::Tokens(&[3, 4])));

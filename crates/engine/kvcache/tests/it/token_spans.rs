@@ -8,7 +8,7 @@ use crate::support::token_span_model;
 fn round() -> impl Strategy<Value = Round> {
     let part = prop_oneof![
         3 => Just(Part::Text),
-        1 => any::<bool>().prop_map(Part::Coordinate),
+        1 => any::<bool>().prop_map(Part::Value),
         2 => any::<(bool, u8)>().prop_map(|(content, kv_len)| Part::Image { content, kv_len }),
     ];
     let prompt = proptest::collection::vec(part, 0..12);

@@ -139,7 +139,7 @@ fn check_images(request: &SequenceRequest, spec: &BackendSpec) -> Result<(), Eng
     if images.is_empty() {
         return Ok(());
     }
-    if !spec.images {
+    if spec.image_width.is_none() {
         return invalid("none, because the model takes text only", &images.len());
     }
     if request.options.pooling.is_some() || request.options.prompt_logprobs.is_some() {

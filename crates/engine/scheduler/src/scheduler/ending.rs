@@ -6,68 +6,59 @@
 use std::time::Instant;
 
 use super::Scheduler;
-use crate::error::EngineError;
 use crate::event::FinishReason;
-use crate::memory::Memory;
+use crate::memory::{ActorStopped, Memory};
 use crate::queue::Waiting;
 use crate::request_counts::Outcome;
 use crate::sequence::{Ending, Sequence};
 
 impl<M: Memory> Scheduler<M> {
-    /// Ends a complete sequence.
-    pub(super) fn finish(&mut self, id: u64, reason: FinishReason, now: Instant) {
-        let Some(index) = self.running.iter().position(|r| r.sequence.id == id) else { return };
-        let mut sequence = self.running.remove(index).sequence;
-        Self::keep_answer(&mut self.written, &mut sequence);
+    /// Ends complete sequences, after the checkpoints of all that end now were added to the tree.
+    ///
+    /// # Errors
+    /// [`ActorStopped`] if the memory no longer answers.
+    pub(super) async fn finish(
+        &mut self,
+        finished: Vec<(u64, FinishReason)>,
+        now: Instant,
+    ) -> Result<(), ActorStopped> {
+        let ids: Vec<u64> = finished.iter().map(|&(id, _)| id).collect();
+        let Scheduler { checkpoints, batch, blocks, transfers, .. } = self;
+        checkpoints.publish_ending(&ids, batch, blocks, transfers).await?;
+        for (id, reason) in finished {
+            let Some(running) = self.batch.remove(id) else { continue };
+            self.finish_one(running.sequence, reason, now);
+        }
+        Ok(())
+    }
+
+    fn finish_one(&mut self, mut sequence: Sequence, reason: FinishReason, now: Instant) {
+        self.checkpoints.keep_answer(&mut sequence);
         sequence.release(true, now);
-        self.note_length(&sequence);
+        self.estimates.note_answer(&sequence);
         sequence.record.span.record("reason", tracing::field::debug(&reason));
         let outcome = match reason {
             FinishReason::Length => Outcome::FinishedLength,
             _ => Outcome::Finished,
         };
         sequence.ended(outcome, now);
-        self.try_admission = true;
+        self.admission.retry();
         let event = sequence.finish_event(reason, now);
         sequence.send(event);
-    }
-
-    /// Adds the length of a complete answer to the forecast. An embedding has none.
-    fn note_length(&mut self, sequence: &Sequence) {
-        if sequence.options.pooling.is_none() {
-            self.forecast.finished(sequence.answer_limit(), sequence.generated());
-        }
     }
 
     /// Ends sequences that were canceled, timed out or failed and are not part of the step in
     /// flight.
     pub(super) fn end_overdue(&mut self, now: Instant) {
-        for waiting in self.queue.take_overdue(now) {
+        for waiting in self.admission.take_overdue(now) {
             let Waiting { sequence, permit, .. } = waiting;
             drop(permit);
-            let ending = sequence.end.clone().unwrap_or_else(|| timed_out(&sequence, now));
+            let ending = sequence.end.clone().unwrap_or_else(|| sequence.timed_out(now));
             self.end_early(sequence, ending);
-            self.try_admission = true;
         }
-        let mut index = 0;
-        while index < self.running.len() {
-            let sequence = &mut self.running[index].sequence;
-            let overdue = sequence.times.deadline.is_some_and(|deadline| deadline <= now);
-            if sequence.end.is_none() {
-                if sequence.events.is_closed() {
-                    sequence.end = Some(Ending::Cancelled);
-                } else if overdue {
-                    sequence.end = Some(timed_out(sequence, now));
-                }
-            }
-            match sequence.end.clone() {
-                Some(ending) if !sequence.in_step => {
-                    let sequence = self.running.remove(index).sequence;
-                    self.end_early(sequence, ending);
-                    self.try_admission = true;
-                }
-                _ => index += 1,
-            }
+        for (sequence, ending) in self.batch.take_overdue(now) {
+            self.end_early(sequence, ending);
+            self.admission.retry();
         }
     }
 
@@ -76,13 +67,13 @@ impl<M: Memory> Scheduler<M> {
     pub(super) fn end_early(&mut self, mut sequence: Sequence, ending: Ending) {
         let is_complete = ending == Ending::Cancelled && sequence.events.is_complete();
         if ending == Ending::Cancelled {
-            Self::keep_answer(&mut self.written, &mut sequence);
+            self.checkpoints.keep_answer(&mut sequence);
         }
         let now = Instant::now();
         sequence.release(is_complete, now);
         match ending {
             Ending::Cancelled if is_complete => {
-                self.note_length(&sequence);
+                self.estimates.note_answer(&sequence);
                 sequence.ended(Outcome::Finished, now);
             }
             Ending::Cancelled => sequence.ended(Outcome::Cancelled, now),
@@ -94,15 +85,4 @@ impl<M: Memory> Scheduler<M> {
             }
         }
     }
-}
-
-/// The error of a sequence that has timed out.
-fn timed_out(sequence: &Sequence, now: Instant) -> Ending {
-    let elapsed = now.saturating_duration_since(sequence.times.submitted);
-    let total = sequence.times.deadline.is_some_and(|deadline| deadline <= now);
-    Ending::Failed(if total {
-        EngineError::Timeout { elapsed }
-    } else {
-        EngineError::QueueTimeout { waited: elapsed }
-    })
 }

@@ -1,13 +1,10 @@
-//! Locks the cached part of a waiting request's prompt before it starts, and decides whether there
-//! are enough blocks for it, in addition to the running sequences and to followers that will be
-//! admitted before it.
-
-use stolon_kvcache::PrefixMatch;
+//! Whether there are enough blocks for a waiting request, in addition to the running sequences and
+//! to followers that will be admitted before it.
 
 use super::Scheduler;
 use crate::budget::{self, BlockDemand};
 use crate::config::AdmissionPolicy;
-use crate::memory::{Acquired, ActorStopped, BlockCounts, Memory};
+use crate::memory::BlockCounts;
 use crate::policy::Candidate;
 use crate::queue::Waiting;
 use crate::sequence::Sequence;
@@ -17,85 +14,70 @@ use crate::{blocks_for, policy};
 #[derive(Debug)]
 pub(super) struct Round {
     /// The admission policy of this round.
-    pub(super) policy: AdmissionPolicy,
-    /// In order of arrival, with the same indices as the queue.
-    pub(super) candidates: Vec<Candidate>,
+    policy: AdmissionPolicy,
+    /// The requests that waited when the round began, in order of arrival.
+    candidates: Vec<Candidate>,
     /// Maximum cost of each of the first candidates; see [`policy::slacks`].
-    pub(super) slacks: Vec<usize>,
+    slacks: Vec<usize>,
 }
 
-impl<M: Memory> Scheduler<M> {
-    /// Locks the match of the request at the head of the order, which does not fit, so that
-    /// requests that are admitted before it cannot evict it. Returns the number of blocks that can
-    /// still be evicted.
-    pub(super) async fn lock_match(
-        &mut self,
-        index: usize,
-        evictable: usize,
-    ) -> Result<usize, ActorStopped> {
-        let waiting = &self.queue.entries()[index];
-        if waiting.match_lock.is_some() {
-            return Ok(evictable);
-        }
-        self.queue.drop_match_locks();
-        let waiting = &self.queue.entries()[index];
-        if waiting.matched == 0 {
-            return Ok(evictable);
-        }
-        let Sequence { namespace, tokens, .. } = &waiting.sequence;
-        let acquired = self.memory.acquire(namespace, tokens, tokens.len(), None).await?;
-        let evictable = acquired.evictable;
-        self.queue.entries_mut()[index].match_lock = Some(acquired);
-        Ok(evictable)
+impl Round {
+    pub(super) fn new(policy: AdmissionPolicy, candidates: Vec<Candidate>) -> Round {
+        let slacks = policy::slacks(&candidates).collect();
+        Round { policy, candidates, slacks }
     }
 
-    /// Locks the cached part of a waiting request's prompt, and records its length.
-    pub(super) async fn acquire_match(&mut self, index: usize) -> Result<Acquired, ActorStopped> {
-        let has_states = self.free_slots.is_some();
-        let sequence = &self.queue.entries()[index].sequence;
-        let limit = if sequence.bypasses_match() { 0 } else { sequence.tokens.len() };
-        let Sequence { namespace, tokens, options, .. } = sequence;
-        let priority = Some(options.priority);
-        let acquired = self.memory.acquire(namespace, tokens, limit, priority).await?;
-        let cached = acquired.lease.len();
-        let resume = match has_states {
-            true => acquired.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.len()),
-            false => cached,
-        };
-        let version = self.reader.tree_version();
-        self.queue.entries_mut()[index].set_match(PrefixMatch { cached, resume }, version);
-        Ok(acquired)
+    /// The candidates to try, at most `look_ahead`, best first.
+    pub(super) fn order(&self, look_ahead: usize) -> impl Iterator<Item = &Candidate> {
+        let order = policy::order(self.policy, &self.candidates, look_ahead);
+        order.into_iter().map(|index| &self.candidates[index])
     }
 
+    fn index(&self, candidate: &Candidate) -> usize {
+        self.candidates.partition_point(|other| other.arrival < candidate.arrival)
+    }
+
+    /// The maximum cost at which a candidate may be admitted.
+    pub(super) fn slack(&self, candidate: &Candidate) -> usize {
+        self.slacks.get(self.index(candidate)).copied().unwrap_or(0)
+    }
+
+    /// The candidates that have arrived before this one.
+    pub(super) fn earlier(&self, candidate: &Candidate) -> &[Candidate] {
+        &self.candidates[..self.index(candidate)]
+    }
+}
+
+impl<M> Scheduler<M> {
     /// Whether a waiting request fits into `capacity` with the cached part that its last query
     /// found, if `promised` blocks are set aside for followers.
-    pub(super) fn fits(&self, index: usize, capacity: BlockCounts, promised: usize) -> bool {
+    pub(super) fn fits(&self, waiting: &Waiting, capacity: BlockCounts, promised: usize) -> bool {
         if !self.context.config.conservative {
-            return self.peak(index) + promised <= capacity.available();
+            return self.peak(waiting) + promised <= capacity.available();
         }
         let block_size = self.context.spec.block_size;
         let blocks_max = |sequence: &Sequence| {
             let tokens_max = sequence.prompt_len + sequence.max_tokens;
             blocks_for(block_size, tokens_max.saturating_sub(1))
         };
-        let running: usize = self.running.iter().map(|running| blocks_max(&running.sequence)).sum();
-        running + blocks_max(&self.queue.entries()[index].sequence) <= self.context.spec.block_count
+        let running: usize = self.batch.sequences().map(blocks_max).sum();
+        running + blocks_max(&waiting.sequence) <= self.context.spec.block_count
     }
 
     /// The maximum number of blocks that the running sequences and a waiting request will hold at
     /// any future time, beyond those they hold now.
-    fn peak(&self, index: usize) -> usize {
+    fn peak(&self, waiting: &Waiting) -> usize {
         let block_size = self.context.spec.block_size;
-        let Waiting { sequence, matched, resume, .. } = &self.queue.entries()[index];
-        let running = self.running.iter().map(|running| {
-            let sequence = &running.sequence;
-            (sequence, sequence.held.computed, sequence.held.table.len())
-        });
+        let Waiting { sequence, matched, resume, .. } = waiting;
+        let running = self
+            .batch
+            .sequences()
+            .map(|sequence| (sequence, sequence.held.computed, sequence.held.table.len()));
         let all = running.chain([(sequence, *resume, matched / block_size)]);
         // Assumes that prompts are computed one after another, with the tokens of each step that
         // decodes leave.
-        let limits = self.step_limits();
-        let step = limits.tokens.min(limits.timed).saturating_sub(self.running.len());
+        let limits = self.estimates.step_limits(self.is_alone());
+        let step = limits.tokens.min(limits.timed).saturating_sub(self.batch.len());
         let step = step.max(limits.tokens / 4).max(1);
         let mut pending = 0;
         budget::peak(
@@ -111,32 +93,34 @@ impl<M: Memory> Scheduler<M> {
 
     /// The demand of a sequence that holds `held` blocks, with an unknown number of steps.
     pub(super) fn demand(&self, sequence: &Sequence, held: usize) -> BlockDemand {
-        let expected = sequence.expected(self.forecast);
+        let expected = sequence.expected(self.estimates.answers());
         let shared = sequence.prompt_len / self.context.spec.block_size;
         BlockDemand { tokens: sequence.tokens.len(), held, expected, steps: None, shared }
     }
 
-    /// Number of blocks set aside for followers: those that will be admitted before the request at
-    /// `index` once their leaders have committed the shared positions.
-    pub(super) fn promised_to_followers(&self, index: usize, round: &Round) -> usize {
+    /// Number of blocks set aside for followers: those that will be admitted before `candidate` once
+    /// their leaders have committed the shared positions.
+    pub(super) fn promised_to_followers(&self, candidate: &Candidate, round: &Round) -> usize {
         let block_size = self.context.spec.block_size;
-        let key = policy::sort_key(round.policy, &round.candidates[index]);
+        let key = policy::sort_key(round.policy, candidate);
         let mut promised = 0;
-        for (other, &slack) in round.slacks.iter().enumerate() {
-            let Some(follow) = self.queue.entries()[other].follow else { continue };
-            let then = Candidate { matched: follow.shared, ..round.candidates[other] };
-            if other != index
-                && !then.ready
-                && !then.stalled
-                && !then.held
-                && then.cost() <= slack
-                && policy::sort_key(round.policy, &then) < key
-            {
-                let sequence = &self.queue.entries()[other].sequence;
-                let demand = self.demand(sequence, follow.shared / block_size);
+        for (other, &slack) in round.candidates.iter().zip(&round.slacks) {
+            if other.arrival == candidate.arrival || other.ready || other.stalled || other.held {
+                continue;
+            }
+            let Some(waiting) = self.admission.queue().get(other.arrival) else { continue };
+            let Some(follow) = waiting.follow else { continue };
+            let then = Candidate { matched: follow.shared, ..*other };
+            if then.cost() <= slack && policy::sort_key(round.policy, &then) < key {
+                let demand = self.demand(&waiting.sequence, follow.shared / block_size);
                 promised += budget::peak(block_size, [demand]);
             }
         }
         promised
+    }
+
+    /// Whether no other request decodes or waits.
+    pub(super) fn is_alone(&self) -> bool {
+        self.batch.len() <= 1 && self.admission.queue().is_empty()
     }
 }

@@ -1,142 +1,67 @@
 //! The start and the end of a step: planning it, and applying its results.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use stolon_backend::{SamplingError, SequenceSlice, StepBatch};
+use stolon_backend::{SequenceSlice, StepBatch};
 
-use super::{InFlight, Running, Scheduler};
+use super::Scheduler;
+use super::batch::InFlight;
 use crate::blocks_for;
 use crate::cached_logits::PromptLogits;
-use crate::config::AdmissionPolicy;
-use crate::error::EngineError;
+use crate::context::EngineContext;
 use crate::event::FinishReason;
-use crate::late_sampling::LateToken;
 use crate::memory::{ActorStopped, Memory};
-use crate::schedule::{self, PrefillOrder, StepLimits, TenantLimit};
-use crate::sequence::{Ending, Sequence};
-use crate::step_cost::StepWork;
-use crate::step_plan::{RowResult, RowTask, StepDone, StepPlan};
-
-/// While several tenants send requests, a step with prompts takes at most this part of the target
-/// duration, because one of them may send a request during the step. But it has up to
-/// [`SHARED_PREFILL`] tokens if these fit the whole target.
-const SHARED_STEP_SHARE: u32 = 4;
-
-/// See [`SHARED_STEP_SHARE`]. Steps with more prompt tokens compute hardly more of them per second.
-const SHARED_PREFILL: usize = 128;
-
-/// Duration of the decodes of one tenant in a step that another tenant waits for, as a multiple of
-/// the time of one decode alone.
-const DECODES_PER_TENANT: f64 = 2.0;
+use crate::schedule::{self, Slice};
+use crate::sequence::Sequence;
+use crate::step_plan::{RowTask, StepDone, StepPlan};
 
 impl<M: Memory> Scheduler<M> {
-    /// Applies the results of the step in flight.
+    /// Applies the results of the step in flight. Does nothing if there is none.
     ///
     /// # Errors
     /// [`ActorStopped`] if the memory no longer answers.
     pub async fn complete(&mut self, mut done: StepDone, now: Instant) -> Result<(), ActorStopped> {
-        let mut slices = self.in_flight.take().unwrap_or_default();
-        let only_computes = self.loads.is_empty() && done.encoded.is_none();
-        self.complete_transfers(&mut done);
-        self.complete_encoding(done.encoded.take(), done.encoding);
-        self.context.gauges.steps.add(usize::from(!slices.is_empty()));
-        let mut finished: Vec<(u64, FinishReason)> = Vec::new();
+        let Some(mut step) = self.batch.take_step() else { return Ok(()) };
+        let only_computes = !self.transfers.has_loads() && done.encoded.is_none();
+        self.transfers.complete(&mut self.batch, &mut done);
+        self.encoding.complete(&mut self.batch, done.encoded.take(), done.encoding);
+        self.context.gauges.steps.add(usize::from(!step.slices.is_empty()));
         match done.outcome {
             Ok(mut results) => {
-                debug_assert_eq!(results.len(), slices.len());
-                self.note_step(&slices, &results, done.compute);
+                debug_assert_eq!(results.len(), step.slices.len());
+                self.estimates.note_step(&step, &results, done.compute);
                 if only_computes {
-                    self.note_cost(&slices, now);
+                    self.estimates.note_cost(&step, now);
                 }
                 let mut rows: Vec<(u64, Arc<[f32]>)> = Vec::new();
-                for (slice, result) in slices.iter().zip(&mut results) {
+                for (slice, result) in step.slices.iter().zip(&mut results) {
                     let row = result.logits.take().filter(|_| result.failure.is_none());
                     rows.extend(row.map(|row| (slice.id, row)));
                 }
-                for (slice, result) in slices.iter_mut().zip(results) {
-                    let end = self.apply(slice, result, now);
+                let mut finished: Vec<(u64, FinishReason)> = Vec::new();
+                for (slice, result) in step.slices.iter_mut().zip(results) {
+                    let end = self.batch.apply(slice, result, now);
                     finished.extend(end.map(|end| (slice.id, end)));
-                    if let Some(index) = self.find(slice) {
+                    if let Some(sequence) = self.batch.get_mut(slice.id) {
                         let state = std::mem::take(&mut slice.state);
-                        self.take_checkpoints(index, slice.start, state);
+                        self.checkpoints.take(sequence, slice.start, state);
                     }
                 }
                 self.commit().await?;
-                self.publish_ending(&finished).await?;
                 self.cache_logits(rows)?;
+                self.finish(finished, now).await?;
             }
             Err(reason) => {
                 self.context.gauges.steps_failed.add(1);
-                for slice in &slices {
-                    let Some(index) = self.find(slice) else { continue };
-                    let sequence = &mut self.running[index].sequence;
-                    sequence.in_step = false;
-                    let reason = reason.clone();
-                    sequence.end = Some(Ending::Failed(EngineError::StepFailed { reason }));
-                }
+                self.batch.fail_step(&step, &reason);
                 self.end_overdue(now);
                 self.flush().await?;
             }
         }
-        for (id, end) in finished {
-            self.finish(id, end, now);
-        }
-        self.update_followers();
+        self.admission.update_followers(&self.batch);
         self.end_overdue(now);
         Ok(())
-    }
-
-    /// Counts the tokens that a step has computed, and records its speed.
-    fn note_step(&mut self, slices: &[InFlight], results: &[RowResult], time: Duration) {
-        let computed = slices.iter().zip(results).filter(|(_, result)| !result.skipped);
-        let computed: usize = computed.map(|(slice, _)| slice.count).sum();
-        if computed == 0 {
-            return;
-        }
-        let prompts = slices.iter().filter(|slice| slice.count > 1).map(|slice| slice.count).sum();
-        let gauges = &self.context.gauges;
-        gauges.computed_tokens.add(computed);
-        gauges.histograms.step_tokens.count(computed);
-        gauges.note_prefill(prompts, computed, time);
-        self.note_rate(computed, time.as_secs_f64());
-    }
-
-    /// Learns from the step that ends now how long steps take, together with everything that happens
-    /// between its plan and its results.
-    fn note_cost(&mut self, slices: &[InFlight], now: Instant) {
-        self.cost.note(work_of(slices), now.saturating_duration_since(self.step_began));
-    }
-
-    /// Applies the result of one slice. Returns a reason if its sequence is complete.
-    fn apply(&mut self, slice: &InFlight, result: RowResult, now: Instant) -> Option<FinishReason> {
-        let index = self.find(slice)?;
-        let sequence = &mut self.running[index].sequence;
-        sequence.in_step = false;
-        sequence.sampler = result.sampler.or(sequence.sampler.take());
-        if result.skipped {
-            sequence.pooler = result.pooler.or(sequence.pooler.take());
-            return None;
-        }
-        if let Some(failure) = result.failure {
-            // The positions of a failed sequence are not counted as computed, so that they are
-            // never committed.
-            sequence.end = Some(Ending::Failed(unusable_logits(&failure)));
-            return None;
-        }
-        sequence.held.stepped(slice.start, slice.start + slice.count);
-        sequence.images.forget(sequence.held.computed);
-        sequence.gather_prompt_logprobs(result.prompt);
-        if sequence.end.is_some() {
-            return None;
-        }
-        if let Some(late) = result.late {
-            self.late_sampling.start(sequence.id, sequence.tenant, late);
-            sequence.is_sampling = true;
-        }
-        let end = result.pooler.and_then(|pooler| sequence.pooled(pooler));
-        let Some(sampled) = result.sampled else { return end };
-        sequence.push(sampled.token, sampled.logprob, now)
     }
 
     /// Applies the tokens that were sampled outside of steps.
@@ -145,41 +70,24 @@ impl<M: Memory> Scheduler<M> {
     /// [`ActorStopped`] if the memory no longer answers.
     pub(super) async fn apply_late_tokens(&mut self, now: Instant) -> Result<(), ActorStopped> {
         let mut finished = Vec::new();
-        let is_running = |id| self.running.iter().any(|running| running.sequence.id == id);
-        for LateToken { id, sampler, sampled, .. } in self.late_sampling.take(is_running) {
-            let running = self.running.iter_mut().find(|r| r.sequence.id == id);
-            let Some(Running { sequence, .. }) = running else { continue };
-            sequence.is_sampling = false;
-            sequence.sampler = sampler;
+        for (id, end) in self.batch.apply_late_tokens(now) {
             // It may be preempted from now on.
-            self.try_admission = true;
-            match sampled {
-                _ if sequence.end.is_some() => {}
-                Ok(sampled) => {
-                    let end = sequence.push(sampled.token, sampled.logprob, now);
-                    finished.extend(end.map(|end| (id, end)));
-                }
-                Err(failure) => sequence.end = Some(Ending::Failed(unusable_logits(&failure))),
-            }
+            self.admission.retry();
+            finished.extend(end.map(|end| (id, end)));
         }
-        self.publish_ending(&finished).await?;
-        for (id, end) in finished {
-            self.finish(id, end, now);
-        }
-        Ok(())
+        self.finish(finished, now).await
     }
 
     /// Caches the logits of the last positions of prompts whose full blocks are all in the tree.
     fn cache_logits(&mut self, rows: Vec<(u64, Arc<[f32]>)>) -> Result<(), ActorStopped> {
         let block_size = self.context.spec.block_size;
         for (id, logits) in rows {
-            let Some(running) = self.running.iter().find(|r| r.sequence.id == id) else { continue };
-            let sequence = &running.sequence;
+            let Some(sequence) = self.batch.get(id) else { continue };
             let last_full = (sequence.prompt_len / block_size).checked_sub(1);
             let blocks = sequence.held.lease.as_ref().map(|lease| lease.blocks());
             let (Some(last_full), Some(blocks)) = (last_full, blocks) else { continue };
             let Some(&block) = blocks.get(last_full) else { continue };
-            self.memory.cache_logits(PromptLogits {
+            self.blocks.memory().cache_logits(PromptLogits {
                 block,
                 namespace: sequence.namespace,
                 tokens: sequence.tokens[..sequence.prompt_len].to_vec(),
@@ -193,146 +101,79 @@ impl<M: Memory> Scheduler<M> {
     ///
     /// # Errors
     /// [`ActorStopped`] if the memory no longer answers.
-    pub(super) async fn plan(&mut self) -> Result<Option<StepPlan>, ActorStopped> {
-        self.prepare_state_loads().await?;
-        let encode = self.plan_encoding();
-        let (spec, config) = (&self.context.spec, &self.context.config);
-        let block_size = spec.block_size;
-        let cache_logits = config.prefix_caching && config.logit_cache_bytes > 0;
-        let cache_logits = move |sequence: &Sequence| {
-            cache_logits && sequence.writes_cache() && sequence.prompt_len >= block_size
-        };
-        let loads = self.plan_loads();
-        let views: Vec<_> = (self.running.iter().enumerate())
-            .map(|(index, Running { sequence, arrival, .. })| {
-                let load = self.loads.iter().find(|load| load.index == index);
-                let computed = load.map_or(sequence.held.computed, |load| load.end);
-                sequence.view(&self.context.spec, *arrival, computed, cache_logits(sequence))
-            })
-            .collect();
-        let slices = schedule::plan(&views, self.step_limits(), self.prefill_order());
-        let mut states = self.reserve_checkpoints(&slices).await?.into_iter();
-        let saves = self.plan_saves();
+    pub(super) async fn plan(&mut self, now: Instant) -> Result<Option<StepPlan>, ActorStopped> {
+        self.checkpoints.prepare_loads(&mut self.batch, &mut self.blocks).await?;
+        let is_alone = self.is_alone();
+        let encode = self.encoding.plan(&mut self.batch, is_alone);
+        let loads = self.transfers.plan_loads(&self.batch);
+        let mut slices = Vec::new();
+        for (id, slice) in self.choose_slices(is_alone) {
+            let Some(sequence) = self.batch.get_mut(id) else { continue };
+            let lens = self.checkpoints.choose(sequence, &slice, self.admission.queue());
+            let state = self.checkpoints.reserve(sequence, lens, &mut self.blocks).await?;
+            slices.push((id, slice, state));
+        }
+        let saves = self.transfers.plan_saves(self.blocks.take_evicted());
         if slices.is_empty() && saves.is_empty() && loads.is_empty() && encode.is_none() {
             return Ok(None);
         }
-        self.step += 1;
-        for load in &self.loads {
-            self.running[load.index].sequence.held.last_step = self.step;
-        }
+        let block_size = self.context.spec.block_size;
         let mut batch = StepBatch::default();
         let mut tasks = Vec::with_capacity(slices.len());
         let mut in_flight = Vec::with_capacity(slices.len());
-        for slice in slices {
-            let end = slice.start + slice.count;
-            let mut state = states.next().unwrap_or_default();
-            let slice_state = self.slice_state(slice.index, end, &mut state);
-            let sequence = &mut self.running[slice.index].sequence;
-            batch.tokens.extend_from_slice(&sequence.tokens[slice.start..end]);
+        for (id, slice, mut state) in slices {
+            let Some(sequence) = self.batch.get_mut(id) else { continue };
+            let Slice { start, count, .. } = slice;
+            let end = start + count;
+            let cache_logits = caches_logits(&self.context, sequence);
+            batch.tokens.extend_from_slice(&sequence.tokens[start..end]);
             batch.sequences.push(SequenceSlice {
-                token_count: slice.count,
-                start: slice.start,
+                token_count: count,
+                start,
                 write_from: slice.write_from,
                 block_table: sequence.held.table[..blocks_for(block_size, end)].to_vec(),
                 logit_rows: slice.rows,
-                state: slice_state,
-                images: sequence.images.within(&(slice.start..end)),
-                rotary_lag: sequence.images.rotary_lag(slice.start),
+                state: self.checkpoints.begin_slice(sequence, end, &mut state),
+                images: sequence.images.within(&(start..end)),
+                rotary_lag: sequence.images.rotary_lag(start),
                 adapter: sequence.options.adapter.clone(),
             });
-            let cache_logits = cache_logits(sequence);
             tasks.push(RowTask {
-                load: self.loads.iter().position(|load| load.index == slice.index),
-                ..sequence.row_task(slice.start, slice.count, cache_logits)
+                load: self.transfers.load_of(id).map(|(index, _)| index),
+                ..sequence.row_task(start, count, cache_logits)
             });
-            sequence.in_step = true;
-            sequence.held.last_step = self.step;
-            in_flight.push(InFlight {
-                id: sequence.id,
-                index: slice.index,
-                start: slice.start,
-                count: slice.count,
-                state,
-            });
+            in_flight.push(InFlight { id, start, count, state });
         }
-        self.in_flight = Some(in_flight);
-        let discarded = std::mem::take(&mut self.reserved);
-        let ticket = self.fence.begin();
+        self.batch.begin_step(in_flight, self.transfers.loading(), now);
+        let (discarded, ticket) = self.blocks.begin_step();
         Ok(Some(StepPlan { saves, discarded, loads, encode, batch, tasks, ticket }))
     }
 
-    /// The sizes of the next step. Its duration is limited at the recent speed while another request
-    /// decodes or waits, and more so while several tenants send requests.
-    pub(super) fn step_limits(&self) -> StepLimits {
-        self.step_limits_if(self.is_alone())
-    }
-
-    /// The sizes of a step with one request alone, or with several.
-    pub(super) fn step_limits_if(&self, is_alone: bool) -> StepLimits {
-        let config = &self.context.config;
-        let positions = |time| self.context.gauges.prefill_positions(time).unwrap_or(usize::MAX);
-        let (mut timed, mut tenant) = (usize::MAX, None);
-        if let Some(target) = config.step_time_target {
-            if self.several_tenants {
-                let shared = positions(target / SHARED_STEP_SHARE).max(SHARED_PREFILL);
-                timed = positions(target).min(shared);
-            } else if !is_alone {
-                timed = positions(target);
-            }
-            let (cost, seconds) = (self.cost, DECODES_PER_TENANT * self.cost.one_decode());
-            tenant = Some(TenantLimit { cost, seconds });
-        }
-        StepLimits { tokens: config.max_batched_tokens, timed, tenant }
-    }
-
-    /// Whether no other request decodes or waits.
-    pub(super) fn is_alone(&self) -> bool {
-        self.running.len() <= 1 && self.queue.is_empty()
-    }
-
-    /// In which order prompts are computed.
-    pub(super) fn prefill_order(&self) -> PrefillOrder {
-        match **self.context.policy.load() {
-            _ if self.context.config.max_overtake_tokens == 0 => PrefillOrder::Arrival,
-            AdmissionPolicy::Fcfs => PrefillOrder::Priority,
-            AdmissionPolicy::LongestPrefix | AdmissionPolicy::Cost => PrefillOrder::FewestLeft,
-        }
-    }
-
-    /// The current index of a sequence that was part of the step; `None` if it has ended.
-    fn find(&self, slice: &InFlight) -> Option<usize> {
-        let at = |index: usize| self.running.get(index).is_some_and(|r| r.sequence.id == slice.id);
-        if at(slice.index) {
-            return Some(slice.index);
-        }
-        self.running.iter().position(|r| r.sequence.id == slice.id)
-    }
-
-    /// Updates the throughput, from which the retry hint of refused requests is computed.
-    fn note_rate(&mut self, tokens: usize, seconds: f64) {
-        if seconds > 0.0 {
-            let rate = tokens as f64 / seconds;
-            self.rate = if self.rate == 0.0 { rate } else { 0.9 * self.rate + 0.1 * rate };
-            self.context.limits.set_rate(self.rate);
-        }
+    /// The slices of the next step, each with the id of its sequence.
+    fn choose_slices(&self, is_alone: bool) -> Vec<(u64, Slice)> {
+        let views: Vec<_> = (self.batch.running())
+            .map(|running| {
+                let sequence = &running.sequence;
+                let load = self.transfers.load_of(sequence.id);
+                let computed = load.map_or(sequence.held.computed, |(_, end)| end);
+                let cache_logits = caches_logits(&self.context, sequence);
+                let arrival = running.place().arrival;
+                sequence.view(&self.context.spec, arrival, computed, cache_logits)
+            })
+            .collect();
+        let ids: Vec<u64> = self.batch.sequences().map(|sequence| sequence.id).collect();
+        let (limits, order) =
+            (self.estimates.step_limits(is_alone), self.estimates.prefill_order());
+        let slices = schedule::plan(&views, limits, order).into_iter();
+        slices.map(|slice| (ids[slice.index], slice)).collect()
     }
 }
 
-/// The work of a step.
-pub(super) fn work_of(slices: &[InFlight]) -> StepWork {
-    let works = slices.iter().map(|&InFlight { start, count, .. }| match count {
-        1 => StepWork::decode(start as f64),
-        _ => StepWork::prompt(start as f64, count as f64),
-    });
-    works.fold(StepWork::default(), StepWork::and)
-}
-
-/// The error of a sequence whose logits cannot be sampled from.
-pub(super) fn unusable_logits(failure: &SamplingError) -> EngineError {
-    let reason = failure.to_string();
-    match failure {
-        SamplingError::ProcessorFailed { .. } => EngineError::LogitsProcessor { reason },
-        SamplingError::ProcessorBusy { .. } => EngineError::ProcessorBusy { reason },
-        _ => EngineError::InvalidLogits { reason },
-    }
+/// Whether the logits of the last position of a sequence's prompt are cached.
+fn caches_logits(context: &EngineContext, sequence: &Sequence) -> bool {
+    let config = &context.config;
+    config.prefix_caching
+        && config.logit_cache_bytes > 0
+        && sequence.writes_cache()
+        && sequence.prompt_len >= context.spec.block_size
 }

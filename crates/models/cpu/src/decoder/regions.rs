@@ -1,11 +1,10 @@
 //! Coordinates and sizes as tokens of the decoder (Moondream). Their embeddings are computed from
 //! Fourier features, and the logits of their bins from the residual stream.
 
-use stolon_backend::{RegionBins, StepBatch};
+use stolon_backend::{RegionBins, RegionToken, StepBatch};
 use stolon_checkpoint::config::{RegionWeights, ValueWeights, VisionConfig};
 use stolon_checkpoint::error::ModelError;
 use stolon_kernels::{self as kernels, Operands, Path, RowSums, Sink};
-use stolon_kvcache::TokenSpan;
 
 use super::Decoder;
 use super::linear::{Linear, Loader, multiply, project};
@@ -71,16 +70,16 @@ impl Regions {
 
     /// Writes the embedding of a token to `row`, `[hidden_size]`, if it is a coordinate or a size.
     fn embed(&self, token: u32, row: &mut [f32], workers: &Workers) {
-        match TokenSpan::of_value(token) {
-            Some(TokenSpan::Coordinate { bin }) => {
+        match RegionToken::of(token) {
+            Some(RegionToken::Coordinate { bin }) => {
                 let numbers = [self.bins.coordinate(bin)];
                 self.coordinates.encode(&numbers, row, self.path, workers);
             }
-            Some(TokenSpan::Size { width_bin, height_bin }) => {
+            Some(RegionToken::Size { width_bin, height_bin }) => {
                 let numbers = [width_bin, height_bin].map(|bin| self.bins.size(bin));
                 self.sizes.encode(&numbers, row, self.path, workers);
             }
-            Some(TokenSpan::Image { .. }) | None => {}
+            None => {}
         }
     }
 

@@ -236,7 +236,7 @@ fn embeddings_of_a_wide_image_match_transformers() {
     let image = input(fixture::images(&model), "wide.");
     assert_eq!((image.kv_len, image.columns), (6, 6));
     let mut backend = fixture::backend(model, None, 2);
-    assert_eq!(backend.spec().deepstack_layers, 3);
+    assert_eq!(backend.spec().image_width, Some((1 + 3) * 32));
     let (_, expected) = fixture::tensor(NAME, "wide.embeddings");
     let (got, expected) = (fixture::encode(&mut backend, &image), fixture::floats(&expected));
     for (plane, expected) in expected.chunks(6 * 32).enumerate() {

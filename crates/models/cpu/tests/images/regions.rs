@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use stolon_backend::{
-    Backend, BackendError, BackendSpec, LogitRows, SequenceSlice, SliceImage, StepBatch,
+    Backend, BackendError, BackendSpec, LogitRows, RegionToken, SequenceSlice, SliceImage,
+    StepBatch,
 };
 use stolon_cpu::CpuBackend;
 use stolon_kernels::Path;
-use stolon_kvcache::{BlockId, TokenSpan};
+use stolon_kvcache::BlockId;
 
 use super::fixture;
 
@@ -18,11 +19,11 @@ const NAMES: [&str; 2] = ["moondream2", "moondream3"];
 const DIFFERENCE_MAX: f32 = 1e-3;
 
 fn coordinate(bin: u32) -> u32 {
-    TokenSpan::Coordinate { bin }.value_position().expect("a bin")
+    RegionToken::Coordinate { bin }.token().expect("a bin")
 }
 
 fn size(width_bin: u32, height_bin: u32) -> u32 {
-    TokenSpan::Size { width_bin, height_bin }.value_position().expect("bins")
+    RegionToken::Size { width_bin, height_bin }.token().expect("bins")
 }
 
 /// The tokens of the prompt with the image, and of a point and a size.

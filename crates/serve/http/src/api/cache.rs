@@ -13,10 +13,9 @@ mod miss;
 mod policy;
 mod tree;
 
-pub use miss::{
-    ClientMiss, Explanation, Explanations, MISS_HEADER, Miss, Misses, ReasonCount,
-};
+pub use miss::{ClientMiss, Explanation, Explanations, MISS_HEADER, Miss, Misses, ReasonCount};
 pub use policy::{Policy, PolicyRequest};
+pub(crate) use tree::span_label;
 pub use tree::{FirstToken, Tree, TreeFormat, TreeNode, TreeQuery};
 
 /// Maximum number of prompts of one request.

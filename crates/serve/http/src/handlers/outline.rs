@@ -13,6 +13,7 @@ use futures::FutureExt;
 use serde_json::json;
 use stolon::{Engine, Namespace, PositionRun, TokenSpan, TreeDump};
 
+use crate::api::cache::span_label;
 use crate::api::outline::{
     MAX_OUTLINE_NODES, Outline, OutlineNode, OutlineQuery, Prefix, PrefixQuery,
 };
@@ -81,7 +82,7 @@ pub(crate) async fn prefix(
 pub(crate) fn shown_text(engine: &Engine, positions: &[u32]) -> String {
     let shown = TokenSpan::runs(positions).map(|run| match run {
         PositionRun::Tokens(tokens) => engine.detokenize(tokens, false).unwrap_or_default(),
-        span => span.label().unwrap_or_default(),
+        span => span_label(&span),
     });
     shown.collect()
 }

@@ -9,7 +9,7 @@ use stolon_kvcache::{BlockId, Namespace, TokenSpan, TokenSpanInterner, prefix_tr
 #[cfg_attr(fuzzing, derive(arbitrary::Arbitrary))]
 pub(crate) enum Part {
     Text,
-    Coordinate(bool),
+    Value(bool),
     Image { content: bool, kv_len: u8 },
 }
 
@@ -29,7 +29,7 @@ fn write(interner: &TokenSpanInterner, prompt: &[Part]) -> (Vec<u32>, Vec<usize>
     for part in prompt {
         let span = match *part {
             Part::Text => None,
-            Part::Coordinate(bin) => Some(TokenSpan::Coordinate { bin: bin.into() }),
+            Part::Value(value) => Some(TokenSpan::Value { kind: 1, value: value.into() }),
             Part::Image { content, kv_len } => Some(TokenSpan::Image {
                 content_hash: content.into(),
                 kv_len: u32::from(kv_len % 12) + 1,

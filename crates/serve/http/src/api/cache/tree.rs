@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::api::schema::JsonSchema;
 use serde::{Deserialize, Serialize};
-use stolon::{CacheStats, NodeDump, PositionRun, TokenSpan};
+use stolon::{CacheStats, NodeDump, PositionRun, RegionToken, TokenSpan};
 
 /// The query of `GET /v1/cache/tree`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -111,10 +111,19 @@ impl FirstToken {
                 PositionRun::Image { positions } => positions,
                 PositionRun::Value(_) => 1,
             };
-            shown.push(Self::Span { span: run.label().unwrap_or_default(), positions });
+            shown.push(Self::Span { span: span_label(&run), positions });
         }
         shown
     }
+}
+
+/// The text that shows a span, such as `[image, 64 positions]` or `[coordinate 5]`.
+pub(crate) fn span_label(span: &PositionRun<'_>) -> String {
+    match *span {
+        PositionRun::Value(token) => RegionToken::of(token).map(|region| region.to_string()),
+        _ => span.label(),
+    }
+    .unwrap_or_default()
 }
 
 impl fmt::Display for FirstToken {

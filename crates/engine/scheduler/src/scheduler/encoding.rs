@@ -1,4 +1,4 @@
-//! Chooses the image that the next step encodes, and applies the result.
+//! [`Encoding`]: which image the next step encodes, and what becomes of the result.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use std::time::Duration;
 use stolon_backend::{ImageEmbeddings, ImageInput};
 use stolon_kvcache::Namespace;
 
-use super::{Running, Scheduler};
+use super::batch::Batch;
 use crate::context::EngineContext;
 use crate::error::EngineError;
 use crate::images::{ENCODE_TIME_MAX, EncoderCache, ImageKey, key};
-use crate::memory::Memory;
+use crate::policy::Place;
 use crate::sequence::Ending;
 use crate::step_plan::EncodeTask;
 use crate::tenant::TenantId;
@@ -19,6 +19,7 @@ use crate::tenant::TenantId;
 /// The images that are encoded.
 #[derive(Debug)]
 pub(super) struct Encoding {
+    context: EngineContext,
     cache: EncoderCache,
     /// The image that the last step has begun or continued to encode, with the namespace that it is
     /// encoded for.
@@ -27,6 +28,14 @@ pub(super) struct Encoding {
     time: Duration,
     /// For each tenant with running requests the step in which an image of it was last begun.
     turns: HashMap<TenantId, u64>,
+}
+
+/// A sequence that waits for an image.
+struct Waiting {
+    tenant: TenantId,
+    arrival: u64,
+    namespace: Namespace,
+    image: Arc<ImageInput>,
 }
 
 impl Waiting {
@@ -39,29 +48,24 @@ impl Encoding {
     pub(super) fn new(context: &EngineContext) -> Encoding {
         let bytes = context.config.encoder_cache_bytes;
         let cache = EncoderCache::new(bytes, Arc::clone(&context.encoded));
-        Encoding { cache, current: None, time: Duration::ZERO, turns: HashMap::new() }
+        let (context, turns) = (context.clone(), HashMap::new());
+        Encoding { context, cache, current: None, time: Duration::ZERO, turns }
     }
-}
 
-/// A sequence that waits for an image.
-struct Waiting {
-    tenant: TenantId,
-    arrival: u64,
-    namespace: Namespace,
-    image: Arc<ImageInput>,
-}
-
-impl<M: Memory> Scheduler<M> {
     /// Gives running sequences the embeddings that are cached, and chooses the image that the next
     /// step encodes: the one that was begun, or the first one of the tenant that has waited longest.
-    pub(super) fn plan_encoding(&mut self) -> Option<EncodeTask> {
-        let time = match self.is_alone() {
+    /// `is_alone` says that no other request waits for the step.
+    pub(super) fn plan(&mut self, batch: &mut Batch, is_alone: bool) -> Option<EncodeTask> {
+        let time = match is_alone {
             true => ENCODE_TIME_MAX,
             false => self.context.config.step_time_target.unwrap_or(ENCODE_TIME_MAX),
         };
-        let Encoding { cache, current, time: spent, turns } = &mut self.encoding;
+        let Encoding { cache, current, time: spent, turns, .. } = self;
+        let step = batch.next_step();
         let mut waiting: Vec<Waiting> = Vec::new();
-        for Running { sequence, arrival, .. } in &mut self.running {
+        for running in batch.running_mut() {
+            let Place { arrival, .. } = running.place();
+            let sequence = &mut running.sequence;
             if sequence.end.is_some() || sequence.is_stalled() {
                 continue;
             }
@@ -69,7 +73,7 @@ impl<M: Memory> Scheduler<M> {
             while let Some(image) = sequence.next_to_encode() {
                 let (namespace, image) = (sequence.namespace, Arc::clone(&image.input));
                 let Some(embeddings) = cache.get(&key(namespace, &image)) else {
-                    let (tenant, arrival) = (sequence.tenant, *arrival);
+                    let tenant = sequence.tenant;
                     match image.pixels.is_empty() {
                         true => sequence.end = Some(without_pixels()),
                         false => waiting.push(Waiting { tenant, arrival, namespace, image }),
@@ -95,7 +99,7 @@ impl<M: Memory> Scheduler<M> {
         });
         let Waiting { tenant, namespace, image, .. } = waiting.swap_remove(chosen);
         if begun.is_none() {
-            turns.insert(tenant, self.step + 1);
+            turns.insert(tenant, step);
             *spent = Duration::ZERO;
         }
         *current = Some((namespace, Arc::clone(&image)));
@@ -104,27 +108,28 @@ impl<M: Memory> Scheduler<M> {
 
     /// Takes the result of the encoder: gives complete embeddings to all sequences of the namespace
     /// with the image, or ends those that wait for an image that could not be encoded.
-    pub(super) fn complete_encoding(
+    pub(super) fn complete(
         &mut self,
+        batch: &mut Batch,
         encoded: Option<Result<Option<ImageEmbeddings>, String>>,
         time: Duration,
     ) {
-        let Some((namespace, image)) = self.encoding.current.take() else { return };
+        let Some((namespace, image)) = self.current.take() else { return };
         let image_key = key(namespace, &image);
-        self.encoding.time += time;
+        self.time += time;
         let result = encoded.unwrap_or_else(|| Err("the image was not encoded".to_owned()));
         match result {
-            Ok(None) => self.encoding.current = Some((namespace, image)),
+            Ok(None) => self.current = Some((namespace, image)),
             Ok(Some(embeddings)) => {
-                self.context.gauges.note_encoding(image.kv_len, self.encoding.time);
-                let running = self.running.iter_mut().map(|running| &mut running.sequence);
+                self.context.gauges.note_encoding(image.kv_len, self.time);
+                let running = batch.sequences_mut();
                 for sequence in running.filter(|sequence| sequence.namespace == namespace) {
                     sequence.images.keep(&image, &embeddings, sequence.held.computed);
                 }
-                self.encoding.cache.insert(image_key, embeddings);
+                self.cache.insert(image_key, embeddings);
             }
             Err(reason) => {
-                for Running { sequence, .. } in &mut self.running {
+                for sequence in batch.sequences_mut() {
                     let next = sequence.next_to_encode();
                     let next = next.map(|next| key(sequence.namespace, &next.input));
                     if next == Some(image_key) {

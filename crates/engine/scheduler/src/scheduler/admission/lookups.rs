@@ -1,52 +1,47 @@
 //! Repeated look-ups of stored KV for waiting requests: `lookup.rs` decides when there is one.
-//!
-//! The scheduler does no I/O. Its caller takes the look-ups ([`Scheduler::take_lookups`]), makes
-//! them, and passes the results to [`Scheduler::stored_read`].
 
 use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::Scheduler;
+use super::Admission;
 use crate::lookup::WAIT_MAX;
-use crate::memory::Memory;
 use crate::transfer::{PromptLookup, RepeatedLookup, StoredKv};
 
-impl<M: Memory> Scheduler<M> {
+impl Admission {
     /// The look-ups that waiting requests have asked for since the last call.
-    pub fn take_lookups(&mut self) -> Vec<RepeatedLookup> {
+    pub(in crate::scheduler) fn take_lookups(&mut self) -> Vec<RepeatedLookup> {
         mem::take(&mut self.lookups)
     }
 
     /// A repeated look-up has ended, with the KV that it has read. Without any, the request runs
     /// with what it has, and so it does if it does not wait for the answer any longer.
-    pub fn stored_read(&mut self, id: u64, kv: Option<StoredKv>) {
-        let entries = self.queue.entries_mut();
-        let Some(waiting) = entries.iter_mut().find(|w| w.sequence.id == id) else { return };
+    pub(in crate::scheduler) fn stored_read(&mut self, id: u64, kv: Option<StoredKv>) {
+        let Some(waiting) = self.queue.of_id(id) else { return };
         match kv.map(|kv| kv.check(&self.context.spec).map(|()| kv)) {
             Some(Ok(kv)) => waiting.sequence.stored = Some(kv),
             Some(Err(error)) => tracing::warn!(%error, "stored KV cannot be used"),
             None => {}
         }
         waiting.lookup.end(waiting.covered());
-        self.try_admission = true;
+        self.retry = true;
     }
 
     /// Ends the waiting for answers that take too long.
-    pub(super) fn end_lookups(&mut self, now: Instant) {
+    pub(in crate::scheduler) fn end_lookups(&mut self, now: Instant) {
         for waiting in self.queue.entries_mut() {
             if waiting.lookup.deadline().is_some_and(|deadline| deadline <= now) {
                 waiting.lookup.end(waiting.covered());
-                self.try_admission = true;
+                self.retry = true;
             }
         }
     }
 
     /// Lets a waiting request, which has just locked its match, ask again for stored KV if what it
     /// has found before was lost. Returns whether it does; if so, it keeps its place in the queue.
-    pub(super) fn look_again(&mut self, index: usize, now: Instant) -> bool {
+    pub(in crate::scheduler) fn look_again(&mut self, arrival: u64, now: Instant) -> bool {
         let block_size = self.context.spec.block_size;
-        let waiting = &mut self.queue.entries_mut()[index];
+        let Some(waiting) = self.queue.get_mut(arrival) else { return false };
         let due = waiting.lookup.is_due(waiting.covered(), block_size);
         if self.context.config.kv_source.is_none() || !due || waiting.sequence.bypasses_match() {
             return false;
