@@ -128,3 +128,34 @@ fn unknown_policies_are_refused() {
     let message = fail(&["serve", "--model", TINY, "--eviction-policy", "newest"]);
     assert!(message.contains("newest") && message.contains("cost-aware"), "{message}");
 }
+
+/// Goal: `explain` takes the body of a request of any API and says in words what was lost and why,
+/// and `misses` lists the requests that lost most.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn misses_are_explained_in_words() {
+    let server = Server::start("demo", &["--num-blocks", "1024"]);
+    let text = "The room is on the left. ".repeat(20);
+    let chat = json!({"messages": [{"role": "user", "content": text}], "max_tokens": 2});
+    server.ok("/v1/chat/completions", chat.clone()).await;
+    server.settled_audit().await;
+    let explain = |body: &serde_json::Value| {
+        let args = ["cache", "--url", &server.url(""), "explain", "-"];
+        crate::support::succeed_with(&args, &body.to_string())
+    };
+    let same = explain(&chat);
+    assert!(same.contains("no more can be"), "{same}");
+    let mut salted = chat.clone();
+    salted["cache_salt"] = json!("other");
+    let lost = explain(&salted);
+    assert!(lost.contains("computed with another cache salt"), "{lost}");
+    let changed = text.replace("left", "right");
+    let blocks = json!([{"type": "text", "text": changed}]);
+    let claude = json!({"system": "Be brief.", "max_tokens": 2,
+                        "messages": [{"role": "user", "content": blocks}]});
+    let lost = explain(&claude);
+    assert!(lost.contains("tokens are cached"), "{lost}");
+    server.ok("/v1/chat/completions", salted).await;
+    let misses = crate::support::succeed(&["cache", "--url", &server.url(""), "misses"]);
+    assert!(misses.contains("127.0.0.1: 0 of"), "{misses}");
+    assert!(misses.contains("other_salt: 1 requests"), "{misses}");
+}

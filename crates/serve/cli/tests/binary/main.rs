@@ -11,7 +11,6 @@ mod bench;
 mod bench_serve;
 mod browser;
 mod cache_commands;
-mod cache_misses_api;
 mod commands;
 mod config;
 mod connections;

@@ -5,6 +5,7 @@ mod access_api;
 mod adapters_api;
 mod agents;
 mod cache_api;
+mod cache_misses_api;
 mod chat_api;
 mod completions_api;
 mod connections;

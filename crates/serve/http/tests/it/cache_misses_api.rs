@@ -1,12 +1,17 @@
 //! Why a prompt was not cached, as agents see it: requests in the forms of their APIs with one
-//! planted cause each, and the reasons in `x-stolon-cache`, below `/v1/cache` and on the command
-//! line; and conversations whose answers come back as the tokens that were sampled.
+//! planted cause each, and the reasons in `x-stolon-cache` and below `/v1/cache`; and conversations whose answers come back as the tokens that were sampled.
 
+use axum::http::HeaderName;
 use serde_json::{Value, json};
+use stolon::EngineBuilder;
+use stolon_http::{RouterOptions, Tenants};
 
-use crate::support::{Server, run, succeed_with};
+use crate::support::Server;
 
-const DEMO: &[&str] = &["--block-size", "4", "--num-blocks", "1024", "--max-model-len", "2048"];
+/// A server with room for all conversations of a test.
+fn server(set: impl FnOnce(EngineBuilder, &mut RouterOptions) -> EngineBuilder) -> Server {
+    Server::with("demo", |engine, options| set(engine.num_blocks(1024), options))
+}
 
 /// A page of text that differs by `number`.
 fn page(number: usize) -> String {
@@ -121,7 +126,7 @@ async fn planted_causes_are_named_in_each_api() {
     let mut named = 0;
     for api in APIS {
         for (plant, reason, message) in PLANTED {
-            let server = Server::start("demo", DEMO);
+            let server = server(|engine, _| engine);
             let first = server.send(api.path, (api.body)(&Agent::new()).to_string()).await;
             assert!(first.status().is_success(), "{}", first.text().await.expect("a text"));
             assert_eq!(header(&first), None, "the first prompt is new");
@@ -155,7 +160,7 @@ async fn planted_causes_are_named_in_each_api() {
 /// request that is only explained is neither run nor counted.
 #[tokio::test]
 async fn operators_see_what_was_lost() {
-    let server = Server::start("demo", DEMO);
+    let server = server(|engine, _| engine);
     let first = chat(&Agent::new());
     server.ok("/v1/chat/completions", first.clone()).await;
     server.settled_audit().await;
@@ -178,19 +183,16 @@ async fn operators_see_what_was_lost() {
         miss["lost_tokens"]
     );
     assert!(metrics.contains(&lost), "{lost}\n{metrics}");
-    let (url, body) = (server.url(""), first.to_string());
-    let output = succeed_with(&["cache", "--url", &url, "explain", "-"], &body);
-    assert!(output.contains("tokens are cached"), "{output}");
-    let output = run(&["cache", "--url", &url, "misses"], "");
-    let output = String::from_utf8(output.stdout).expect("text");
-    assert!(output.contains("computed with another cache salt"), "{output}");
 }
 
 /// Goal: a client is told nothing of another one's prompts, and nothing at all if the operator does
 /// not report cached tokens.
 #[tokio::test]
 async fn clients_are_told_of_their_own_prompts_only() {
-    let server = Server::start("demo", &[DEMO, &["--tenant-by", "header:x-tenant"]].concat());
+    let server = server(|engine, options| {
+        options.access.tenants = Tenants::ByHeader(HeaderName::from_static("x-tenant"));
+        engine
+    });
     let secret = json!({"messages": [{"role": "user", "content": format!("{}secret", page(1))}],
                         "max_tokens": 2});
     let other = json!({"messages": [{"role": "user", "content": format!("{}other", page(1))}],
@@ -208,7 +210,10 @@ async fn clients_are_told_of_their_own_prompts_only() {
     let miss = &others["results"][0]["miss"];
     assert_eq!((&miss["reason"], &miss["common_tokens"]), (&json!("new"), &json!(0)), "{others}");
     assert!(!others.to_string().contains("secret"), "{others}");
-    let server = Server::start("demo", &[DEMO, &["--hide-cached-tokens"]].concat());
+    let server = server(|engine, options| {
+        options.hide_cached_tokens = true;
+        engine
+    });
     let (status, refused) = server.post("/v1/cache/explain", other.clone()).await;
     assert_eq!(status, 403, "{refused}");
     let mut changed = other.clone();
@@ -252,9 +257,10 @@ fn usage(path: &str, reply: &Value) -> (u64, u64, u64, String) {
 #[tokio::test]
 async fn the_next_turn_computes_only_what_is_new() {
     let mut retokenized = 0;
-    for history in ["exact-tokens", "retokenize"] {
+    for is_exact in [true, false] {
         for api in APIS {
-            let server = Server::start("demo", &[DEMO, &["--history", history]].concat());
+            let server =
+                server(|engine, _| if is_exact { engine } else { engine.history_bytes(0) });
             let mut agent = Agent { tools: Vec::new(), ..Agent::new() };
             let mut known = 0;
             for turn in 0..5 {
@@ -268,7 +274,7 @@ async fn the_next_turn_computes_only_what_is_new() {
                 }
                 let reply = server.ok(api.path, body).await;
                 let (prompt, cached, completion, text) = usage(api.path, &reply);
-                if history == "exact-tokens" {
+                if is_exact {
                     assert!(cached + 4 > known, "{} turn {turn}: {cached} {known}", api.path);
                 } else {
                     retokenized += u32::from(cached + 4 <= known);
