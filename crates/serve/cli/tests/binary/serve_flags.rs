@@ -1,5 +1,8 @@
-//! The flags of `stolon serve` reach the engine and the router. What they do there is tested in the
-//! crates of these.
+//! The flags of `stolon serve` reach the engine and the router. What the options do is tested in the
+//! crates `stolon` and `stolon-http`.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
 
 use serde_json::json;
 
@@ -47,6 +50,32 @@ async fn flags_set_the_options_of_the_router() {
     let (_, refused) = server.post("/v1/query", image).await;
     let message = refused["error"]["message"].as_str().expect("a message");
     assert!(message.contains("a.invalid: expected an answer, got none"), "{message}");
+}
+
+/// Goal: each flag that limits requests has its effect.
+#[tokio::test]
+async fn flags_limit_requests() {
+    let flags = ["--max-queued", "3", "--body-limit", "200K", "--body-memory", "1K"];
+    let flags = [&flags[..], &["--body-timeout", "1", "--pin-budget", "1"]].concat();
+    let server = Server::start(TINY, &flags);
+    let (status, reply) = server.post("/v1/completions", json!({"prompt": "x", "n": 4})).await;
+    let message = reply["error"]["message"].as_str().expect("a message");
+    assert!(status == 400 && message.contains("at most 3"), "{message}");
+    let (status, reply) = server.post("/v1/cache/pin", json!({"prompt": vec![65; 40]})).await;
+    let message = reply["error"]["message"].as_str().expect("a message");
+    assert!(status == 409 && message.contains("at most 1"), "{message}");
+    for (length, expected) in [(100_000, 503), (300_000, 413)] {
+        let (status, reply) =
+            server.post("/v1/completions", json!({"prompt": "x".repeat(length)})).await;
+        assert_eq!(status, expected, "{length}: {reply}");
+    }
+    let mut slow = TcpStream::connect(server.address()).expect("a connection");
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n\
+                content-type: application/json\r\ncontent-length: 9\r\n\r\n{";
+    slow.write_all(head.as_bytes()).expect("sent");
+    let mut status = [0; 12];
+    slow.read_exact(&mut status).expect("the beginning of a reply");
+    assert_eq!(&status, b"HTTP/1.1 408");
 }
 
 /// Goal: the flags that choose how chat messages and answers are read have their effect.
