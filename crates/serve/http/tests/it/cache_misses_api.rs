@@ -9,7 +9,7 @@ use stolon_http::{RouterOptions, Tenants};
 use crate::support::Server;
 
 /// A server with room for all conversations of a test.
-fn server(set: impl FnOnce(EngineBuilder, &mut RouterOptions) -> EngineBuilder) -> Server {
+fn demo(set: impl FnOnce(EngineBuilder, &mut RouterOptions) -> EngineBuilder) -> Server {
     Server::with("demo", |engine, options| set(engine.num_blocks(1024), options))
 }
 
@@ -126,7 +126,7 @@ async fn planted_causes_are_named_in_each_api() {
     let mut named = 0;
     for api in APIS {
         for (plant, reason, message) in PLANTED {
-            let server = server(|engine, _| engine);
+            let server = demo(|engine, _| engine);
             let first = server.send(api.path, (api.body)(&Agent::new()).to_string()).await;
             assert!(first.status().is_success(), "{}", first.text().await.expect("a text"));
             assert_eq!(header(&first), None, "the first prompt is new");
@@ -160,7 +160,7 @@ async fn planted_causes_are_named_in_each_api() {
 /// request that is only explained is neither run nor counted.
 #[tokio::test]
 async fn operators_see_what_was_lost() {
-    let server = server(|engine, _| engine);
+    let server = demo(|engine, _| engine);
     let first = chat(&Agent::new());
     server.ok("/v1/chat/completions", first.clone()).await;
     server.settled_audit().await;
@@ -189,7 +189,7 @@ async fn operators_see_what_was_lost() {
 /// not report cached tokens.
 #[tokio::test]
 async fn clients_are_told_of_their_own_prompts_only() {
-    let server = server(|engine, options| {
+    let server = demo(|engine, options| {
         options.access.tenants = Tenants::ByHeader(HeaderName::from_static("x-tenant"));
         engine
     });
@@ -210,7 +210,7 @@ async fn clients_are_told_of_their_own_prompts_only() {
     let miss = &others["results"][0]["miss"];
     assert_eq!((&miss["reason"], &miss["common_tokens"]), (&json!("new"), &json!(0)), "{others}");
     assert!(!others.to_string().contains("secret"), "{others}");
-    let server = server(|engine, options| {
+    let server = demo(|engine, options| {
         options.hide_cached_tokens = true;
         engine
     });
