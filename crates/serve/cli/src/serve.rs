@@ -281,6 +281,7 @@ impl ServeArgs {
             public_metrics: self.access.public_metrics,
             counters: Vec::new(),
             hide_cached_tokens: self.access.hide_cached_tokens,
+            response_memory: size(self.limits.response_memory),
             priority: match self.engine.admission.smaller_first {
                 true => PriorityOrder::SmallerFirst,
                 false => PriorityOrder::LargerFirst,

@@ -6,7 +6,7 @@ use clap::Args;
 use stolon_http::ConnectionLimits;
 
 use super::from_one;
-use crate::memory::parse_bytes;
+use crate::memory::{parse_bytes, parse_bytes_or_zero};
 
 /// Default maximum number of open connections.
 const MAX_CONNECTIONS: usize = 1024;
@@ -49,6 +49,12 @@ pub(super) struct LimitArgs {
     /// the second copies of the few bodies that are being parsed at a time.
     #[arg(long, default_value = "256M", value_parser = parse_bytes, value_name = "BYTES")]
     pub(super) body_memory: u64,
+    /// Memory for the responses of `/v1/responses`, so that a request can continue one by its id
+    /// (`previous_response_id`); 0 keeps none
+    ///
+    /// The oldest are forgotten first, and a restart forgets all.
+    #[arg(long, default_value = "64M", value_parser = parse_bytes_or_zero, value_name = "BYTES")]
+    pub(super) response_memory: u64,
 }
 
 impl LimitArgs {

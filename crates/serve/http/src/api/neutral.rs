@@ -68,9 +68,8 @@ fn is_advice(scope: Scope, name: &str) -> bool {
             matches!(name, "verbosity" | "web_search_options") || is_advice_of_generation(name)
         }
         Scope::Responses => {
-            // The whole conversation is sent with each request, so responses do not have to be
-            // stored. A prompt that is too long is refused in any case.
-            matches!(name, "store" | "truncation" | "prompt_cache_options" | "service_tier")
+            // A prompt that is too long is refused in any case.
+            matches!(name, "truncation" | "prompt_cache_options" | "service_tier")
         }
         Scope::Messages => matches!(name, "context_management" | "mcp_servers" | "speed"),
         Scope::Reasoning => matches!(name, "summary" | "generate_summary"),
@@ -183,7 +182,7 @@ fn of_responses(name: &str, value: &Value) -> Option<bool> {
         | "prompt_cache_key"
         | "prompt_cache_retention"
         | "client_metadata" => true,
-        "store" | "background" => value == false,
+        "background" => value == false,
         "truncation" => value == "disabled",
         "service_tier" => value == "auto" || value == "default",
         // Other things that could be included do not exist here.

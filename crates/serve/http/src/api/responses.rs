@@ -1,9 +1,9 @@
-//! `POST /v1/responses`: OpenAI's newer API for conversations. Responses are not stored.
+//! `/v1/responses`: OpenAI's newer API for conversations. Responses are kept in bounded memory.
 
 mod reply;
 
 use crate::api::schema::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::chat::{MAX_MESSAGES, MAX_TOOLS};
@@ -27,6 +27,12 @@ pub struct ResponsesRequest {
     /// The conversation: a text of the user, or 1 to [`MAX_MESSAGES`] items. Items before the last
     /// one may be of any type: items without a text for the model are left out.
     pub input: Input,
+    /// The response that this one continues: its conversation, without its instructions, comes
+    /// before `input`. Responses are kept in memory, and the oldest are forgotten first.
+    pub previous_response_id: Option<String>,
+    /// Whether the response is kept, so that others can continue it. Default true. Without effect on
+    /// a server that keeps none.
+    pub store: Option<bool>,
     /// Instructions that precede the conversation.
     pub instructions: Option<String>,
     /// Maximum number of tokens to generate, 1 or above. Default: as for chat completions.
@@ -66,6 +72,17 @@ pub struct ResponsesRequest {
     /// Every other member; must be empty.
     #[serde(flatten)]
     pub unknown: UnknownFields,
+}
+
+/// The reply to `DELETE /v1/responses/{id}`.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct ResponseDeleted {
+    /// The id of the response.
+    pub id: String,
+    /// Always `response`.
+    pub object: &'static str,
+    /// Always true.
+    pub deleted: bool,
 }
 
 /// The form of the text of an answer.

@@ -17,6 +17,7 @@ use crate::handlers::cache_files::PrefixFiles;
 use crate::handlers::dialogue::FormatChoice;
 use crate::handlers::metrics::{CounterSource, EngineMetrics};
 use crate::handlers::priority::PriorityOrder;
+use crate::handlers::responses::ResponseStore;
 use crate::wire::advice::UnknownParameters;
 use crate::wire::body::Parser;
 use crate::wire::error::ApiError;
@@ -89,6 +90,9 @@ pub struct RouterOptions {
     pub counters: Vec<CounterSource>,
     /// Whether replies leave out the number of prompt tokens that came from the cache.
     pub hide_cached_tokens: bool,
+    /// Memory in bytes for the responses of `/v1/responses`, so that a request can continue one by
+    /// its id; the oldest are forgotten first. With 0, none are kept. Default: 64 MiB.
+    pub response_memory: usize,
     /// Which values of a request's `priority` come first.
     pub priority: PriorityOrder,
     /// Whether there is a page at `/`, with its files below `/page`.
@@ -119,6 +123,7 @@ impl Default for RouterOptions {
             public_metrics: false,
             counters: Vec::new(),
             hide_cached_tokens: false,
+            response_memory: 64 << 20,
             priority: PriorityOrder::default(),
             page: false,
             root_path: RootPath::default(),
@@ -152,6 +157,7 @@ pub(crate) struct App {
     pub(crate) tool_calls: FormatChoice<ToolCallFormat>,
     pub(crate) reasoning: FormatChoice<ReasoningFormat>,
     pub(crate) hide_cached_tokens: bool,
+    pub(crate) responses: ResponseStore,
     pub(crate) priority: PriorityOrder,
     #[cfg_attr(not(feature = "openapi"), allow(dead_code, reason = "read by the description"))]
     pub(crate) root_path: RootPath,
@@ -206,6 +212,7 @@ impl App {
             tool_calls: options.tool_calls,
             reasoning: options.reasoning,
             hide_cached_tokens: options.hide_cached_tokens,
+            responses: ResponseStore::new(options.response_memory),
             priority: options.priority,
             root_path: options.root_path,
             event_streams: EventStreams::new(),

@@ -1,10 +1,15 @@
-//! The handler of `POST /v1/responses`.
+//! The handlers of `/v1/responses`.
 
 mod reply;
+mod store;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
+use axum::extract::State;
+use axum::http::StatusCode;
 use axum::response::Response;
+use axum::{Extension, Json};
 use serde_json::{Value, json};
 use stolon::{ChatMessage, MessageContent};
 
@@ -12,19 +17,25 @@ use crate::api::chat::MAX_MESSAGES;
 use crate::api::images::image_part;
 use crate::api::neutral::Scope;
 use crate::api::responses::{
-    Input, InputContent, InputItem, InputMessage, InputPart, InputRole, ResponseSettings,
-    ResponsesRequest, ResponsesTool, SettingsFormat, SettingsFunction, SettingsReasoning,
-    SettingsText, SettingsTool, TypedItem,
+    Input, InputContent, InputItem, InputMessage, InputPart, InputRole, OutputItem,
+    ResponseDeleted, ResponseSettings, ResponsesRequest, ResponsesTool, SettingsFormat,
+    SettingsFunction, SettingsReasoning, SettingsText, SettingsTool, TypedItem,
 };
-use crate::handlers::context::Incoming;
+use crate::guard::access::Caller;
+use crate::handlers::app::App;
+use crate::handlers::context::{Incoming, RequestContext};
 use crate::handlers::dialogue::{
     Dialogue, Tool, custom_tool, function_tool, is_function, tool_choice,
 };
 use crate::handlers::options::{ApiOptions, Call};
 use crate::wire::advice::Ignored;
-use crate::wire::body::refuse_unknown;
+use crate::wire::body::{brief, refuse_unknown};
 use crate::wire::error::ApiError;
+use crate::wire::history;
+use crate::wire::parts::PathId;
 use reply::ResponseReply;
+pub(crate) use store::ResponseStore;
+use store::{StoredResponse, Turn};
 
 /// The part of a reply that can be requested in addition.
 const LOGPROBS: &str = "message.output_text.logprobs";
@@ -33,8 +44,12 @@ const LOGPROBS: &str = "message.output_text.logprobs";
 pub(crate) async fn create(
     Incoming { body: mut request, context }: Incoming<ResponsesRequest>,
 ) -> Result<Response, ApiError> {
-    let settings = settings(&request);
-    let (dialogue, namespaces) = dialogue(&mut request, &context.ignored)?;
+    let mut settings = settings(&request);
+    let previous = previous(&request, &context)?;
+    let (mut dialogue, namespaces) = dialogue(&mut request, &context.ignored)?;
+    let first = usize::from(settings.instructions.is_some());
+    let turn = keep(request.store, &context, previous, &mut dialogue.messages, first);
+    settings.store = turn.is_some();
     let text = request.text.unwrap_or_default();
     if text.verbosity.is_some_and(|verbosity| verbosity != "medium") {
         context.ignored.note("text.verbosity");
@@ -46,8 +61,94 @@ pub(crate) async fn create(
         ..ApiOptions::default()
     };
     let call = Call::chat(context, request.options, own, dialogue).await?;
-    let reply = ResponseReply::new(&call, settings, namespaces);
+    let reply = ResponseReply::new(&call, settings, namespaces, turn);
     call.respond(reply).await
+}
+
+/// The response that a request continues, if it continues one.
+fn previous(
+    request: &ResponsesRequest,
+    context: &RequestContext,
+) -> Result<Option<Arc<StoredResponse>>, ApiError> {
+    let Some(id) = &request.previous_response_id else { return Ok(None) };
+    let param = Some("previous_response_id");
+    let Some(stored) = context.app.responses.get(id, &context.caller.owner) else {
+        let message = format!(
+            "there is no response {} (any longer): send the whole conversation as `input`",
+            brief(&json!(id))
+        );
+        return Err(ApiError::invalid(param, message).code("previous_response_not_found"));
+    };
+    if stored.is_last() {
+        let message = "the response continues too many others: send the conversation as `input`";
+        return Err(ApiError::invalid(param, message));
+    }
+    Ok(Some(stored))
+}
+
+/// Puts the conversation that a request continues before its messages from the index `first`, which
+/// follow the instructions. Returns the turn, if its response is to be kept.
+fn keep(
+    store: Option<bool>,
+    context: &RequestContext,
+    previous: Option<Arc<StoredResponse>>,
+    messages: &mut Vec<ChatMessage>,
+    first: usize,
+) -> Option<Turn> {
+    let is_open = context.app.responses.is_open();
+    if !is_open && store == Some(true) {
+        context.ignored.note("store");
+    }
+    let keeps = is_open && store != Some(false);
+    let turn = keeps.then(|| Turn {
+        owner: context.caller.owner.clone(),
+        previous: previous.clone(),
+        messages: messages[first..].to_vec(),
+    });
+    if let Some(previous) = previous {
+        messages.splice(first..first, previous.conversation());
+    }
+    turn
+}
+
+/// The handler of `GET /v1/responses/{id}`.
+pub(crate) async fn get(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    PathId(id): PathId<String>,
+) -> Result<Json<Value>, ApiError> {
+    let stored = app.responses.get(&id, &caller.owner).ok_or_else(|| missing(&id))?;
+    Ok(Json(stored.reply.clone()))
+}
+
+/// The handler of `DELETE /v1/responses/{id}`.
+pub(crate) async fn delete(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    PathId(id): PathId<String>,
+) -> Result<Json<ResponseDeleted>, ApiError> {
+    if !app.responses.delete(&id, &caller.owner) {
+        return Err(missing(&id));
+    }
+    Ok(Json(ResponseDeleted { id, object: "response", deleted: true }))
+}
+
+/// The error for an id of no response.
+fn missing(id: &str) -> ApiError {
+    let message = format!("there is no response {} (any longer)", brief(&json!(id)));
+    ApiError::new(StatusCode::NOT_FOUND, message)
+}
+
+/// The messages of the items of a response.
+fn output_messages(output: &[OutputItem]) -> Vec<ChatMessage> {
+    let mut body = json!({"input": output});
+    // The items of a response are of types that are known.
+    let settled = history::settle(Scope::Responses, &mut body, &Ignored::default());
+    let items = settled.ok().and_then(|()| serde_json::from_value(body["input"].take()).ok());
+    let mut messages = Vec::new();
+    let items: Vec<InputItem> = items.unwrap_or_default();
+    items.into_iter().for_each(|item| add_item(&mut messages, item));
+    messages
 }
 
 /// Number of most likely tokens to report per token of a text; `None` reports no log-probabilities.
@@ -78,7 +179,7 @@ fn settings(request: &ResponsesRequest) -> ResponseSettings {
         tool_choice: request.tool_choice.clone().unwrap_or_else(|| Value::from("auto")),
         parallel_tool_calls: request.parallel_tool_calls.unwrap_or(true),
         metadata: request.metadata.clone().unwrap_or_default(),
-        previous_response_id: None,
+        previous_response_id: request.previous_response_id.clone(),
         store: false,
         background: false,
         truncation: "disabled",

@@ -1,12 +1,12 @@
 //! Routes that answer with the model.
 
 use super::Role::Client;
-use super::{ErrorForm, Group, Route, post};
+use super::{ErrorForm, Group, Route, delete, get, post};
 use crate::api::chat::{ChatCompletion, ChatCompletionChunk, ChatRequest};
 use crate::api::completions::{Completion, CompletionRequest};
 use crate::api::embeddings::{Embeddings, EmbeddingsRequest};
 use crate::api::messages::{MessageEvent, MessageReply, MessagesRequest, TokenCount};
-use crate::api::responses::{Response, ResponseEvent, ResponsesRequest};
+use crate::api::responses::{Response, ResponseDeleted, ResponseEvent, ResponsesRequest};
 use crate::api::skills::{
     BoxesReply, CaptionRequest, PointsReply, QueryRequest, RegionsRequest, SkillChunk, SkillReply,
 };
@@ -32,13 +32,21 @@ pub(super) fn group() -> Group {
             .traced_as("text_completion")
             .fails(&[404, 409]),
         post("/v1/responses", Client, responses::create)
-            .described("createResponse", "Answer a conversation; responses are not stored")
+            .described("createResponse", "Answer a conversation, or continue a response")
             .takes::<ResponsesRequest>()
             .replies::<Response>()
             .streams::<ResponseEvent>()
             .generates()
             .traced_as("chat")
             .fails(&[404, 409]),
+        get("/v1/responses/{id}", Client, responses::get)
+            .described("retrieveResponse", "A response that is kept")
+            .replies::<Response>()
+            .fails(&[404]),
+        delete("/v1/responses/{id}", Client, responses::delete)
+            .described("deleteResponse", "Forget a response; those that continue it stay")
+            .replies::<ResponseDeleted>()
+            .fails(&[404]),
         post("/v1/embeddings", Client, embeddings::create)
             .described(
                 "createEmbedding",

@@ -259,8 +259,7 @@ async fn the_next_turn_computes_only_what_is_new() {
     let mut retokenized = 0;
     for is_exact in [true, false] {
         for api in APIS {
-            let server =
-                server(|engine, _| if is_exact { engine } else { engine.history_bytes(0) });
+            let server = demo(|engine, _| if is_exact { engine } else { engine.history_bytes(0) });
             let mut agent = Agent { tools: Vec::new(), ..Agent::new() };
             let mut known = 0;
             for turn in 0..5 {

@@ -72,6 +72,14 @@ async fn replies_are_as_described() {
         let (status, reply) = server.post(path, body).await;
         check_reply(&description, "post", path, status, &reply);
         checked.push(("post", path));
+        if path == "/v1/responses" && status == 200 {
+            let one = format!("{path}/{}", reply["id"].as_str().expect("an id"));
+            let (status, kept) = server.get(&one).await;
+            check_reply(&description, "get", "/v1/responses/{id}", status, &kept);
+            let (status, deleted) = server.delete(&one).await;
+            check_reply(&description, "delete", "/v1/responses/{id}", status, &deleted);
+            checked.extend(["get", "delete"].map(|method| (method, "/v1/responses/{id}")));
+        }
         if path == "/v1/cache/pin" {
             let (status, pins) = server.get("/v1/cache/pins?tokens=true").await;
             assert_eq!(pins["pins"][0]["reason"], "test", "{pins}");

@@ -1,8 +1,9 @@
 //! `/v1/responses`, with a model that recites scripts.
 
 use serde_json::{Value, json};
+use stolon_http::Tenants;
 
-use crate::support::{SCRIPTED, Server};
+use crate::support::{SCRIPTED, Server, api_keys};
 
 const PATH: &str = "/v1/responses";
 
@@ -76,7 +77,7 @@ async fn answers_consist_of_items() {
     );
     assert_eq!(
         (&response["store"], &response["instructions"]),
-        (&json!(false), &json!("Be brief."))
+        (&json!(true), &json!("Be brief."))
     );
     let [message, call] = &response["output"].as_array().expect("items")[..] else {
         panic!("expected two items: {response}")
@@ -210,6 +211,8 @@ async fn unsupported_parameters_are_refused() {
             "input[0].content",
         ),
         (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
+        (json!({"previous_response_id": 7}), "previous_response_id"),
+        (json!({"store": "yes"}), "store"),
         (json!({"background": true}), "background"),
         (json!({"tools": [{"type": "robot"}]}), "tools[0].type"),
         (json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
@@ -223,4 +226,114 @@ async fn unsupported_parameters_are_refused() {
         let (status, reply) = server.post(PATH, body).await;
         assert_eq!((status, &reply["error"]["param"]), (400, &json!(param)), "{extra}: {reply}");
     }
+}
+
+/// The usage and the output of a response, without ids.
+fn content(response: &Value) -> (Value, Value) {
+    (response["usage"]["input_tokens"].clone(), without_ids(response.clone())["output"].clone())
+}
+
+/// Goal: a response that continues another one is the response to the whole conversation: text,
+/// reasoning, calls and their results, over several turns, whole and streamed; instructions are
+/// those of the request alone.
+#[tokio::test]
+async fn a_response_is_continued_by_its_id() {
+    let server = Server::start(SCRIPTED);
+    let first = server.ok(PATH, ask("script:call")).await;
+    assert_eq!((&first["store"], &first["previous_response_id"]), (&json!(true), &Value::Null));
+    let call = first["output"].as_array().expect("items").last().expect("a call").clone();
+    let result = json!([{"type": "function_call_output", "call_id": call["call_id"],
+                         "output": "22 degrees"},
+                        {"role": "user", "content": "Now script:think"}]);
+    let continued = |input: &Value, previous: &Value| {
+        let mut body = ask("");
+        body["input"] = input.clone();
+        body["previous_response_id"] = previous["id"].clone();
+        body
+    };
+    let whole = |turns: &[&Value]| {
+        let items = turns.iter().flat_map(|turn| match turn {
+            Value::Array(items) => items.clone(),
+            response => response["output"].as_array().expect("items").clone(),
+        });
+        let mut body = ask("");
+        body["input"] = Value::Array(items.collect());
+        body
+    };
+    let second = answer(&server, continued(&result, &first)).await;
+    assert_eq!(second["previous_response_id"], first["id"]);
+    let question = json!([{"role": "user", "content": "Now script:call"}]);
+    let expected = server.ok(PATH, whole(&[&question, &first, &result])).await;
+    assert_eq!(content(&second), content(&expected));
+    let more = json!([{"role": "user", "content": "Now script:plain"}]);
+    let third = answer(&server, continued(&more, &second)).await;
+    let expected = server.ok(PATH, whole(&[&question, &first, &result, &second, &more])).await;
+    assert_eq!(content(&third), content(&expected));
+    // The second answer to the first response does not see the first one.
+    let branch = server.ok(PATH, continued(&more, &first)).await;
+    let expected = server.ok(PATH, whole(&[&question, &first, &more])).await;
+    assert_eq!(content(&branch), content(&expected));
+    let mut without = continued(&more, &first);
+    without["instructions"] = Value::Null;
+    let without = server.ok(PATH, without).await;
+    assert!(without["usage"]["input_tokens"].as_u64() < branch["usage"]["input_tokens"].as_u64());
+}
+
+/// Goal: a response is kept for its own client, until it is deleted or the memory is used up, and
+/// not at all if the client or the operator does not want it.
+#[tokio::test]
+async fn responses_are_kept_for_their_client_within_the_memory() {
+    let server = Server::with(SCRIPTED, |engine, options| {
+        options.access.api_keys = api_keys(&[("a", "key-a"), ("b", "key-b")]);
+        options.access.tenants = Tenants::ByKey;
+        options.response_memory = 12 << 10;
+        engine
+    });
+    let send = async |method: &str, path: &str, key: &str, body: &Value| {
+        let method = method.parse().expect("a method");
+        let request = reqwest::Client::new().request(method, server.url(path)).bearer_auth(key);
+        let request = request.header("content-type", "application/json").body(body.to_string());
+        let reply = request.send().await.expect("a reply");
+        let status = reply.status().as_u16();
+        let text = reply.text().await.expect("a text");
+        (status, serde_json::from_str::<Value>(&text).expect("JSON"))
+    };
+    let (_, first) = send("POST", PATH, "key-a", &ask("script:plain")).await;
+    let path = format!("{PATH}/{}", first["id"].as_str().expect("an id"));
+    let nothing = Value::Null;
+    assert_eq!(send("GET", &path, "key-a", &nothing).await, (200, first.clone()));
+    assert_eq!(send("GET", &path, "key-b", &nothing).await.0, 404);
+    assert_eq!(send("DELETE", &path, "key-b", &nothing).await.0, 404);
+    let mut next = ask("script:plain");
+    next["previous_response_id"] = first["id"].clone();
+    let (status, refused) = send("POST", PATH, "key-b", &next).await;
+    assert_eq!(
+        (status, &refused["error"]["code"]),
+        (400, &json!("previous_response_not_found")),
+        "{refused}"
+    );
+    let (_, second) = send("POST", PATH, "key-a", &next).await;
+    let deleted = send("DELETE", &path, "key-a", &nothing).await;
+    assert_eq!(deleted, (200, json!({"id": first["id"], "object": "response", "deleted": true})));
+    assert_eq!(send("POST", PATH, "key-a", &next).await.0, 400);
+    // What continues it has its messages.
+    next["previous_response_id"] = second["id"].clone();
+    assert_eq!(send("POST", PATH, "key-a", &next).await.0, 200);
+    for _ in 0..20 {
+        assert_eq!(send("POST", PATH, "key-a", &ask("script:plain")).await.0, 200);
+    }
+    assert_eq!(send("POST", PATH, "key-a", &next).await.0, 400, "it is forgotten");
+    let mut unstored = ask("script:plain");
+    unstored["store"] = json!(false);
+    let (_, reply) = send("POST", PATH, "key-a", &unstored).await;
+    assert_eq!(reply["store"], json!(false));
+    let path = format!("{PATH}/{}", reply["id"].as_str().expect("an id"));
+    assert_eq!(send("GET", &path, "key-a", &nothing).await.0, 404);
+    let server = Server::with(SCRIPTED, |engine, options| {
+        options.response_memory = 0;
+        engine
+    });
+    unstored["store"] = json!(true);
+    let reply = server.send(PATH, unstored.to_string()).await;
+    assert_eq!(reply.headers()["x-stolon-ignored"], "store");
 }

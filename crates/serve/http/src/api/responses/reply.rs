@@ -85,9 +85,9 @@ pub struct ResponseSettings {
     pub parallel_tool_calls: bool,
     /// See [`ResponsesRequest`](super::ResponsesRequest).
     pub metadata: Map<String, Value>,
-    /// Always `null`: responses are not stored.
+    /// The response that this one continues.
     pub previous_response_id: Option<String>,
-    /// Always false.
+    /// Whether the response is kept.
     pub store: bool,
     /// Always false.
     pub background: bool,

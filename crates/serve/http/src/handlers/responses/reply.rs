@@ -1,8 +1,11 @@
 //! The reply of `/v1/responses`: a list of items, or the events that build it.
 
+use std::sync::Arc;
+
 use stolon::{AnswerPart, Engine, FinishReason};
 
-use super::Namespaces;
+use super::store::Turn;
+use super::{Namespaces, output_messages};
 use crate::api::chat::Role;
 use crate::api::logprobs::ChatTokenLogprobs;
 use crate::api::reply::Usage;
@@ -10,6 +13,7 @@ use crate::api::responses::{
     IncompleteDetails, InputTokensDetails, OutputItem, OutputPart, OutputTokensDetails, Response,
     ResponseError, ResponseEvent, ResponseSettings, ResponseUsage, Status,
 };
+use crate::handlers::app::App;
 use crate::handlers::dialogue::CallIds;
 use crate::handlers::free_text::{Customs, FreeText};
 use crate::handlers::logprobs::LogprobForm;
@@ -41,6 +45,9 @@ pub(super) struct ResponseReply {
     sequence: usize,
     /// Whether the answer ended because it was too long.
     is_cut: bool,
+    /// The turn, if the response is to be kept.
+    turn: Option<Turn>,
+    app: Arc<App>,
 }
 
 /// An item in progress.
@@ -131,8 +138,14 @@ impl Open {
 }
 
 impl ResponseReply {
-    /// `settings` are the members that repeat the request.
-    pub(super) fn new(call: &Call, settings: ResponseSettings, namespaces: Namespaces) -> Self {
+    /// `settings` are the members that repeat the request. The response is kept if there is a
+    /// `turn`.
+    pub(super) fn new(
+        call: &Call,
+        settings: ResponseSettings,
+        namespaces: Namespaces,
+        turn: Option<Turn>,
+    ) -> Self {
         let response = Response {
             id: format!("resp_{}", request_id::fresh()),
             object: "response",
@@ -158,7 +171,18 @@ impl ResponseReply {
             next_index: 0,
             sequence: 0,
             is_cut: false,
+            turn,
+            app: Arc::clone(&call.context.app),
         }
+    }
+
+    /// Keeps the complete response.
+    fn keep(&mut self) {
+        let Some(mut turn) = self.turn.take() else { return };
+        turn.messages.extend(output_messages(&self.response.output));
+        let reply = serde_json::to_value(&self.response);
+        let reply = reply.expect("replies have string keys and cannot fail to serialize");
+        self.app.responses.insert(self.response.id.clone(), turn, reply);
     }
 
     /// An event with its name and number.
@@ -411,6 +435,7 @@ impl Dialect for ResponseReply {
         self.response.incomplete_details =
             self.is_cut.then_some(IncompleteDetails { reason: "max_output_tokens" });
         self.response.output = std::mem::take(&mut self.output);
+        self.keep();
         vec![self.response_event(name)]
     }
 
