@@ -39,6 +39,7 @@ pub use processor::{LogitsProcessor, SharedProcessor};
 
 use std::sync::Arc;
 
+use crate::regions::RegionBins;
 use logprob::RawRow;
 use penalties::Penalties;
 
@@ -280,6 +281,8 @@ pub struct SamplerState {
     output: Vec<u32>,
     /// Token counts for the penalties; `None` if all penalties are off.
     penalties: Option<Penalties>,
+    /// The bins whose logits are at the end of each row; `None` if rows are over the vocabulary only.
+    bins: Option<RegionBins>,
 }
 
 impl SamplerState {
@@ -290,7 +293,14 @@ impl SamplerState {
     pub fn new(params: SamplingParams, prompt_tokens: &[u32]) -> Self {
         let seed = params.seed.unwrap_or_else(random::fresh_seed);
         let penalties = Penalties::new(&params, prompt_tokens);
-        Self { params, seed, output_len: 0, output: Vec::new(), penalties }
+        Self { params, seed, output_len: 0, output: Vec::new(), penalties, bins: None }
+    }
+
+    /// The state of a sequence whose rows are for [`LogitRows::Regions`](crate::LogitRows::Regions),
+    /// so that the request's processor may replace a token by a coordinate or a size.
+    #[must_use]
+    pub fn with_regions(self, bins: RegionBins) -> Self {
+        Self { bins: Some(bins), ..self }
     }
 
     /// The state of the `index`-th of several answers to the same prompt. If the request has a
@@ -333,14 +343,20 @@ impl SamplerState {
         }
     }
 
-    /// Chooses the next token from `logits`, `[vocab_size]`, and counts it as output. The logits
-    /// are overwritten. A token whose logit is minus infinity is never chosen.
+    /// Chooses the next token from `logits`, a row of the backend, and counts it as output. The
+    /// logits are overwritten. A token whose logit is minus infinity is never chosen.
     ///
     /// # Errors
     /// [`SamplingError::BadLogit`], [`SamplingError::NoCandidate`], and those of the processor.
     /// After an error the state is unchanged.
+    ///
+    /// # Panics
+    /// If the row is shorter than the logits of the bins.
     pub fn sample(&mut self, logits: &mut [f32]) -> Result<Sampled, SamplingError> {
-        let sampled = self.choose(logits)?;
+        let sampled = match self.bins {
+            Some(bins) => self.choose_region(logits, bins)?,
+            None => self.choose(logits)?,
+        };
         self.observe(sampled.token);
         Ok(sampled)
     }

@@ -370,7 +370,8 @@ impl EngineContext {
         let block_size = self.spec.block_size;
         // The prompt of a further answer counts as cached, because the first one computes it.
         let found = if choice == 0 { matched } else { 0 };
-        let terms = Terms { choice, max_tokens, loan, share, block_size, encoding, found };
+        let bins = self.spec.regions.filter(|_| request.options.regions);
+        let terms = Terms { choice, max_tokens, loan, share, block_size, bins, encoding, found };
         let sequence = Sequence::new(id, request, terms, record, sender, now);
         Ok((sequence, permit, events))
     }

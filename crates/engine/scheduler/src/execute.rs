@@ -9,8 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use stolon_backend::{
-    Backend, ImageEmbeddings, ImageInput, LogitRows, RegionBins, Sampled, SamplingError,
-    SequenceSlice, StepBatch, StepOutput, TokenLogprob, prompt_logprob,
+    Backend, ImageEmbeddings, ImageInput, Sampled, SamplingError, SequenceSlice, StepBatch,
+    StepOutput, TokenLogprob, prompt_logprob,
 };
 
 use crate::late_sampling::LateRow;
@@ -119,38 +119,30 @@ fn forward(
         let (own, others) = states.split_at(state_count(slice) * hidden_size);
         states = others;
         let drawn = slice.logit_rows.draw().and_then(|_| drawn.next());
-        let regions = spec.regions.filter(|_| slice.logit_rows == LogitRows::Regions);
-        work.push((task, Some(SliceOutput { rows, regions, drawn, states: own })));
+        let width = slice.logit_rows.width(&spec);
+        work.push((task, Some(SliceOutput { rows, width, drawn, states: own })));
     }
-    let result = |(task, output)| slice_result(task, output, vocab_size, hidden_size);
+    let result = |(task, output)| slice_result(task, output, hidden_size);
     Ok(in_parallel(work, threads, result))
 }
 
 /// What the backend has returned for one slice.
 struct SliceOutput<'a> {
-    /// `[rows, vocab_size]`, or one row that ends with the logits of `regions`.
+    /// `[rows, width]`.
     rows: &'a mut [f32],
-    regions: Option<RegionBins>,
+    width: usize,
     drawn: Option<Result<u32, SamplingError>>,
     /// `[rows, hidden_size]`.
     states: &'a [f32],
 }
 
 /// Handles the output of one slice; `None` if it was not computed.
-fn slice_result(
-    task: RowTask,
-    output: Option<SliceOutput<'_>>,
-    vocab_size: usize,
-    hidden_size: usize,
-) -> RowResult {
-    let Some(SliceOutput { rows, regions, drawn, states }) = output else {
+fn slice_result(task: RowTask, output: Option<SliceOutput<'_>>, hidden_size: usize) -> RowResult {
+    let Some(SliceOutput { rows, width, drawn, states }) = output else {
         let RowTask { sampler, pooler, .. } = task;
         return RowResult { sampler, pooler, skipped: true, ..RowResult::default() };
     };
-    let mut result = match regions {
-        Some(bins) => sample_regions(rows, bins, task),
-        None => sample_slice(rows, drawn, vocab_size, task),
-    };
+    let mut result = sample_slice(rows, drawn, width, task);
     if let Some(pooler) = result.pooler.as_mut().filter(|_| !states.is_empty()) {
         pooler.push(states, hidden_size);
     }
@@ -212,16 +204,16 @@ fn keep_slices(batch: StepBatch, kept: impl Iterator<Item = bool>) -> StepBatch 
 fn sample_slice(
     rows: &mut [f32],
     drawn: Option<Result<u32, SamplingError>>,
-    vocab_size: usize,
+    width: usize,
     task: RowTask,
 ) -> RowResult {
     let RowTask { sampler, return_logits, prompt, pooler, .. } = task;
     let mut result = RowResult { pooler, ..RowResult::default() };
-    match prompt.map(|prompt| prompt_rows(rows, vocab_size, &prompt)).transpose() {
+    match prompt.map(|prompt| prompt_rows(rows, width, &prompt)).transpose() {
         Ok(logprobs) => result.prompt = logprobs.unwrap_or_default(),
         Err(error) => result.failure = Some(error),
     }
-    let last = rows.len().checked_sub(vocab_size).map(|last| &mut rows[last..]);
+    let last = rows.len().checked_sub(width).map(|last| &mut rows[last..]);
     if result.failure.is_some() {
         return RowResult { sampler, ..result };
     }
@@ -243,19 +235,6 @@ fn sample_slice(
     };
     match sampled.transpose() {
         Ok(sampled) => result.sampled = sampled,
-        Err(error) => result.failure = Some(error),
-    }
-    result.sampler = Some(sampler);
-    result
-}
-
-/// Samples from one slice's row that ends with the logits of `bins`.
-fn sample_regions(row: &mut [f32], bins: RegionBins, task: RowTask) -> RowResult {
-    let RowTask { sampler, pooler, .. } = task;
-    let mut result = RowResult { pooler, ..RowResult::default() };
-    let Some(mut sampler) = sampler else { return result };
-    match sampler.sample_regions(row, bins) {
-        Ok(sampled) => result.sampled = Some(sampled),
         Err(error) => result.failure = Some(error),
     }
     result.sampler = Some(sampler);

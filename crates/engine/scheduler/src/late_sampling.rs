@@ -23,7 +23,7 @@ use crate::tenant::TenantId;
 pub struct LateRow {
     /// Samples from the row.
     pub(crate) sampler: Box<SamplerState>,
-    /// `[vocab_size]`.
+    /// The row, as the backend returned it.
     pub(crate) logits: Vec<f32>,
 }
 

@@ -326,6 +326,7 @@ pub(crate) mod tests {
             loan: None,
             share: None,
             block_size: 4,
+            bins: None,
             encoding: 0,
             found: 0,
         };

@@ -13,7 +13,9 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
-use stolon_backend::{BackendSpec, Draw, LogitRows, Pooler, Pooling, SamplerState, TokenLogprob};
+use stolon_backend::{
+    BackendSpec, Draw, LogitRows, Pooler, Pooling, RegionBins, SamplerState, TokenLogprob,
+};
 use stolon_kvcache::{BlockLease, Namespace};
 
 use crate::budget::{AnswerLimit, DecodeForecast};
@@ -154,6 +156,8 @@ pub(crate) struct Terms {
     pub(crate) share: Option<QuotaShare>,
     /// Positions per block.
     pub(crate) block_size: usize,
+    /// The bins of coordinates and sizes, if the request may generate some.
+    pub(crate) bins: Option<RegionBins>,
     /// Cost of encoding its images, as a number of tokens to compute.
     pub(crate) encoding: usize,
     /// Number of leading tokens of its prompt that are cached, according to the last look-up.
@@ -170,7 +174,7 @@ impl Sequence {
         events: EventSender,
         submitted: Instant,
     ) -> Sequence {
-        let Terms { choice, max_tokens, loan, share, block_size, encoding, found } = terms;
+        let Terms { choice, max_tokens, loan, share, block_size, bins, encoding, found } = terms;
         let SequenceRequest { tokens, images, namespace, eos_ids, stored, turn, mut options } =
             request;
         let stored = stored.filter(|_| !options.needs_whole_prompt());
@@ -178,6 +182,10 @@ impl Sequence {
         namespace.hash(&mut prefix_hash);
         tokens[..tokens.len().min(block_size)].hash(&mut prefix_hash);
         let sampler = SamplerState::new(options.sampling.clone(), &tokens);
+        let sampler = match bins {
+            Some(bins) => sampler.with_regions(bins),
+            None => sampler,
+        };
         let sampler = if choice > 0 { sampler.choice(choice) } else { sampler };
         let gathered = |top| PromptLogprobs { top, gathered: Vec::new() };
         Sequence {

@@ -4,18 +4,11 @@ use super::{Sampled, SamplerState, SamplingError, select};
 use crate::regions::{RegionBins, RegionLogits};
 
 impl SamplerState {
-    /// As [`SamplerState::sample`], for a row that ends with the logits of `bins`: the request's
-    /// processor may replace the token by a coordinate or a size. The log-probability is still the
-    /// one of the token of the vocabulary.
-    ///
-    /// # Errors
-    /// As for [`SamplerState::sample`], also for the logits of bins, and if the processor returns a
-    /// token that is not known.
-    ///
-    /// # Panics
-    /// If the row is shorter than the logits of the bins.
-    pub fn sample_regions(
-        &mut self,
+    /// Chooses the next token from a row that ends with the logits of `bins`: the request's processor
+    /// may replace the token of the vocabulary by a coordinate or a size. The log-probability is
+    /// still the one of the token of the vocabulary.
+    pub(super) fn choose_region(
+        &self,
         row: &mut [f32],
         bins: RegionBins,
     ) -> Result<Sampled, SamplingError> {
@@ -33,7 +26,6 @@ impl SamplerState {
             }
             sampled.token = token;
         }
-        self.observe(sampled.token);
         Ok(sampled)
     }
 }
@@ -67,20 +59,21 @@ mod tests {
         let row = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0];
         let sampler = |token| {
             let processor = Some(SharedProcessor::new(First(token)));
-            SamplerState::new(SamplingParams { processor, ..SamplingParams::default() }, &[])
+            let params = SamplingParams { processor, ..SamplingParams::default() };
+            SamplerState::new(params, &[]).with_regions(bins)
         };
         let coordinate = |bin| RegionToken::Coordinate { bin }.token().expect("a token");
         let (mut broken, mut state) = (row, sampler(coordinate(2)));
         broken[4] = f32::NAN;
-        let error = state.sample_regions(&mut broken, bins).expect_err("a NaN");
+        let error = state.sample(&mut broken).expect_err("a NaN");
         assert!(matches!(error, SamplingError::BadLogit { .. }), "{error}");
         for token in [coordinate(2), 0] {
-            let sampled = state.sample_regions(&mut row.clone(), bins).expect("good logits");
+            let sampled = state.sample(&mut row.clone()).expect("good logits");
             assert_eq!(sampled, Sampled { token, logprob: None });
         }
         assert_eq!(state.output, [coordinate(2), 0]);
         for unknown in [2, coordinate(3)] {
-            let error = sampler(unknown).sample_regions(&mut row.clone(), bins);
+            let error = sampler(unknown).sample(&mut row.clone());
             let error = error.expect_err("an unknown token").to_string();
             assert_eq!(error, format!("expected a token below 2 or a bin, got {unknown}"));
         }

@@ -85,10 +85,21 @@ impl Admission {
         self.queue.remove(arrival)
     }
 
-    /// Removes a request unless its cost is above `cost_max`.
-    pub(super) fn take_within(&mut self, arrival: u64, cost_max: usize) -> Option<Waiting> {
-        self.queue.get(arrival).filter(|waiting| waiting.cost() <= cost_max)?;
-        self.queue.remove(arrival)
+    /// Removes a request that is admitted, and charges its cost to the `earlier` ones. `None` if the
+    /// cost is above `slack`.
+    pub(super) fn take(
+        &mut self,
+        candidate: &Candidate,
+        earlier: &[Candidate],
+        slack: usize,
+    ) -> Option<Waiting> {
+        let waiting = self.queue.get(candidate.arrival)?;
+        let cost = waiting.cost();
+        if cost > slack {
+            return None;
+        }
+        self.queue.charge_overtaking(earlier, candidate, cost);
+        self.queue.remove(candidate.arrival)
     }
 
     /// Removes the request of the sequence with this id, which its caller has canceled.
@@ -145,12 +156,12 @@ impl Admission {
         self.short_of_blocks && !self.queue.is_empty()
     }
 
-    /// The time of the next timeout. `running` is the next one of the running sequences.
-    pub(super) fn next_deadline(&mut self, running: &Batch) -> Option<Instant> {
+    /// The time of the next timeout of a waiting or running sequence.
+    pub(super) fn next_deadline(&mut self, batch: &Batch) -> Option<Instant> {
         if !self.has_deadlines {
             return None;
         }
-        let deadlines = [running.next_deadline(), self.queue.next_deadline()];
+        let deadlines = [batch.next_deadline(), self.queue.next_deadline()];
         let next = deadlines.into_iter().flatten().min();
         self.has_deadlines = next.is_some();
         next
@@ -174,16 +185,6 @@ impl Admission {
     /// What the policy needs to know about each request.
     pub(super) fn candidates(&self, batch: &Batch, shares: &SlotShares) -> Vec<Candidate> {
         self.queue.candidates(batch.sequences(), shares)
-    }
-
-    /// Charges the cost of a request that is admitted to the `earlier` ones.
-    pub(super) fn charge_overtaking(
-        &mut self,
-        earlier: &[Candidate],
-        admitted: &Candidate,
-        cost: usize,
-    ) {
-        self.queue.charge_overtaking(earlier, admitted, cost);
     }
 
     /// Drops the locks of the matches of waiting requests. Returns whether there was one.

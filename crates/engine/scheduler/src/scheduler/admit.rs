@@ -145,11 +145,11 @@ impl<M: Memory> Scheduler<M> {
                 return Ok(self.reservation_failed(arrival, alone));
             }
         }
-        let Some(waiting) = self.admission.take_within(arrival, slack) else {
+        let earlier = round.earlier(candidate);
+        let Some(waiting) = self.admission.take(candidate, earlier, slack) else {
             // Its cost has grown, because it has released its checkpoint.
             return Ok(Attempt::ExceedsSlack);
         };
-        self.admission.charge_overtaking(round.earlier(candidate), candidate, waiting.cost());
         let mut held = Held::new(lease, reserved, waiting.resume);
         match self.context.checkpoint_rule() {
             Some(rule) => held.state = begin_state(&waiting, matched, checkpoint, rule),

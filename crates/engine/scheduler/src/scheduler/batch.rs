@@ -349,8 +349,9 @@ impl Batch {
         self.sequences().map(of_sequence).sum::<usize>() + in_flight
     }
 
-    /// Verifies that sequences have blocks for what they have computed, and that `has_states` or they
-    /// have computed what they have committed.
+    /// Verifies that sequences have blocks for what they have computed, and have computed what they
+    /// have committed. With recurrent states (`has_states`), they may compute committed positions
+    /// again.
     pub(super) fn audit(&self, block_size: usize, has_states: bool) -> Result<(), String> {
         for Sequence { id, held, .. } in self.sequences() {
             let covered = held.table.len() * block_size;

@@ -169,11 +169,13 @@ impl<M: Memory> Scheduler<M> {
     }
 }
 
-/// Whether the logits of the last position of a sequence's prompt are cached.
+/// Whether the logits of the last position of a sequence's prompt are cached. They are those of the
+/// vocabulary only.
 fn caches_logits(context: &EngineContext, sequence: &Sequence) -> bool {
     let config = &context.config;
     config.prefix_caching
         && config.logit_cache_bytes > 0
         && sequence.writes_cache()
+        && !sequence.options.regions
         && sequence.prompt_len >= context.spec.block_size
 }
