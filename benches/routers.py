@@ -43,7 +43,7 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-DEMO = ROOT / "model" / "demo"
+DEMO = ROOT / "crates" / "models" / "demo_model" / "text"
 GROUPS, PREFIX, REST, ANSWER, BLOCK = 64, 400, 64, 16, 16
 AGENTS, TURNS, SYSTEM, TURN = 8, 12, 400, 80
 NAME = "model"

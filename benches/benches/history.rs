@@ -7,7 +7,7 @@
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::time::Duration;
-use stolon::backend::fake::{FakeBackend, FakeOptions};
+use stolon_backend::fake::{FakeBackend, FakeOptions};
 use stolon::inspect::{InspectOptions, inspect};
 use stolon::{ChatMessage, Engine, MissReason, ModelSource, Request, SamplingParams, TextModel};
 use tokio::runtime::Runtime;

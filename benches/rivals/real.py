@@ -40,7 +40,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT / "model" / "tests"))
+sys.path.insert(0, str(ROOT / "crates" / "models" / "checkpoint" / "tests"))
 import fetch_models  # noqa: E402
 import layout  # noqa: E402
 import questions  # noqa: E402

@@ -21,7 +21,7 @@ import zlib
 import openai
 import pydantic
 
-EMBEDDING = pathlib.Path(__file__).parents[2] / "model" / "tests" / "fixtures" / "embedding"
+EMBEDDING = pathlib.Path(__file__).resolve().parents[3] / "models" / "checkpoint" / "tests" / "fixtures" / "embedding"
 SCRIPTED = str(pathlib.Path(__file__).parent / "fixtures" / "scripted")
 SYSTEM = "The keeper of the tower collects keys and never throws one away. " * 20
 
@@ -168,6 +168,18 @@ def check_responses(client, model):
     answer = client.responses.create(**ask, input=items)
     assert (answer.output_text, answer.status) == ("Hello, world.", "completed"), answer
     assert answer.usage.input_tokens_details.cached_tokens > 0, answer.usage
+    # The server keeps the conversation.
+    more = "Thank you. script:plain"
+    continued = client.responses.create(**ask, input=more, previous_response_id=answer.id)
+    whole = client.responses.create(**ask, input=items + answer.output + [{"role": "user", "content": more}])
+    assert continued.usage.input_tokens == whole.usage.input_tokens, (continued, whole)
+    assert client.responses.retrieve(continued.id).output_text == continued.output_text
+    client.responses.delete(continued.id)
+    try:
+        client.responses.retrieve(continued.id)
+        raise AssertionError("it is deleted")
+    except openai.NotFoundError:
+        pass
     cut = client.responses.create(model=model, input="script:plain", max_output_tokens=1)
     assert cut.incomplete_details.reason == "max_output_tokens", cut
 
