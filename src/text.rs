@@ -27,9 +27,6 @@ use crate::request::{Prompt, part_tokens};
 use crate::skills::Skills;
 use crate::{AnswerFormat, Error, Grammar, PrefixMatch, Request, SharedProcessor};
 
-/// Maximum number of times that a conversation is rendered again, to find the end of an answer.
-const RENDERINGS: usize = 4;
-
 /// The model's tokenizer and chat templates, if it has any. All requests share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Text {
@@ -231,25 +228,10 @@ impl Text {
         let outline = Outline::of_chat(request, &messages, &options);
         let Some(chat) = render(&messages, &options)? else { return Ok(None) };
         self.check_len(chat.len_bytes(), limit)?;
-        let up_to = ChatOptions { add_generation_prompt: false, ..options };
-        let mut base = None;
-        for known in found.verified(&chat).into_iter().take(RENDERINGS) {
-            let message = known.message;
-            let shown = || match render(&messages[..=message], &up_to) {
-                Ok(None) => Err(()),
-                // Some templates refuse a conversation that ends with an answer.
-                Err(_) => Ok(None),
-                shown => Ok(shown.unwrap_or_default()),
-            };
-            match known.end_of_answer(&chat, &messages[message], &self.ends, shown) {
-                Err(()) => return Ok(None),
-                Ok(None) => {}
-                Ok(Some(end)) => {
-                    base = Some((known, end));
-                    break;
-                }
-            }
-        }
+        let base = found.verified(&chat).into_iter().find_map(|known| {
+            let end = known.end_of_answer(&chat, &messages[known.message], &self.ends)?;
+            Some((known, end))
+        });
         let (base, start) = base.unzip();
         let rest = self.encode_chat(&chat.rest(start.unwrap_or(0)), limit)?;
         let exchange = Exchange::new(found.conversation, outline, chat.as_str(), base, rest);

@@ -7,9 +7,9 @@
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::time::Duration;
-use stolon_backend::fake::{FakeBackend, FakeOptions};
 use stolon::inspect::{InspectOptions, inspect};
 use stolon::{ChatMessage, Engine, MissReason, ModelSource, Request, SamplingParams, TextModel};
+use stolon_backend::fake::{FakeBackend, FakeOptions};
 use tokio::runtime::Runtime;
 
 /// Number of turns of the conversation.

@@ -38,7 +38,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use stolon_text::{ChatMessage, RenderedChat};
+use stolon_text::{ChatMessage, RenderedChat, ToolCall};
 
 pub(crate) use exchange::{Answered, Exchange};
 pub(crate) use messages::normalized;
@@ -201,45 +201,33 @@ impl Known {
     /// the position of the token that ends it. `None` if the text after the prompt is not the
     /// answer. `ends` are the spellings of the tokens that may end it.
     ///
-    /// If the text is not the sampled text, letter by letter, then `up_to_answer` is called. It
-    /// renders the conversation up to and with the message that repeats the answer. What this adds
-    /// to the prompt is how the chat template shows the answer.
-    pub(crate) fn end_of_answer<E>(
+    /// If the text is not the sampled text, letter by letter, it has to say the same: a template
+    /// writes calls in its own way, puts spaces around a text, or adds an empty reasoning.
+    pub(crate) fn end_of_answer(
         &self,
         chat: &RenderedChat,
         message: &ChatMessage,
         ends: &[String],
-        up_to_answer: impl FnOnce() -> Result<Option<RenderedChat>, E>,
-    ) -> Result<Option<usize>, E> {
-        let (text, start) = (chat.as_str(), self.exchange.text_len);
-        let ends_at = |end: usize| {
-            text.get(end..)
-                .is_some_and(|rest| ends.iter().any(|spelling| rest.starts_with(spelling)))
-        };
-        if text[start..].starts_with(&*self.answer.text) && ends_at(start + self.answer.text.len())
-        {
-            return Ok(Some(start + self.answer.text.len()));
-        }
-        let Some(shown) = up_to_answer()? else { return Ok(None) };
-        let shown = shown.as_str();
-        let Some(after) = shown.get(start..) else { return Ok(None) };
-        let Some(end) = ends.iter().filter_map(|spelling| after.rfind(spelling)).max() else {
-            return Ok(None);
-        };
-        let end = start + end;
-        if shown.get(..end) != text.get(..end) || !ends_at(end) {
-            return Ok(None);
-        }
-        Ok(self.is_shown_by(message, &text[start..end]).then_some(end))
+    ) -> Option<usize> {
+        let after = &chat.as_str()[self.exchange.text_len..];
+        let end = ends.iter().filter_map(|spelling| after.find(spelling)).min()?;
+        let shown = &after[..end];
+        let is_same = *shown == *self.answer.text || self.is_shown_by(message, shown);
+        is_same.then_some(self.exchange.text_len + end)
     }
 
     /// Whether a template's text of the message says everything that was sampled, because templates
-    /// leave out reasoning, and whether the sampled text has the ids of calls that the template
-    /// shows, because the results after it refer to them.
+    /// leave out reasoning and divide calls among messages, and whether the sampled text has the ids
+    /// of calls that the template shows, because the results after it refer to them.
     fn is_shown_by(&self, message: &ChatMessage, shown: &str) -> bool {
         let said = &self.answer.said;
-        let names = said.calls.iter().map(|call| &call.name);
-        [&said.reasoning, &said.text].into_iter().chain(names).all(|part| shown.contains(part))
+        let has_call = |call: &ToolCall| {
+            let calls = said.calls.iter().filter(|other| other.name == call.name).count();
+            shown.matches(&*call.name).count() >= calls
+        };
+        shown.contains(&said.reasoning)
+            && shown.contains(&said.text)
+            && said.calls.iter().all(has_call)
             && messages::call_ids(message)
                 .all(|id| !shown.contains(id) || self.answer.text.contains(id))
     }

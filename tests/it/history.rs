@@ -1,11 +1,16 @@
 //! Conversations whose answers come back as text: the next prompt is made of the tokens that were
 //! sampled.
 
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
+use stolon::inspect::{InspectOptions, inspect};
 use stolon::{
-    AnswerFormat, ChatMessage, ChatOptions, Completion, Engine, EngineBuilder, FunctionSchema,
-    Grammar, ReasoningFormat, Request, SamplingParams, ToolCallFormat,
+    Answer, AnswerFormat, ChatMessage, ChatOptions, Completion, Engine, EngineBuilder,
+    FunctionSchema, Grammar, ModelSource, Otherwise, ReasoningFormat, Request, SamplingParams,
+    TextModel, TokenizerSource, ToolCallFormat, ToolCallGrammar,
 };
+use stolon_backend::fake::{FakeBackend, FakeOptions};
 
 /// Shows the reasoning of answers after the user's last message only, and the arguments of calls
 /// with spaces.
@@ -267,4 +272,214 @@ async fn a_conversation_that_was_tokenized_before_is_remembered() {
     let known = [&tokens(&engine, &question).await, without_end(&said)].concat();
     assert!(tokens(&engine, &messages).await.starts_with(&known));
     engine.shutdown().await;
+}
+
+/// A family of models: its chat template, and the tokens of its vocabulary that the template uses,
+/// of which the first ends an answer.
+struct Family {
+    template: &'static str,
+    tokens: &'static [&'static str],
+}
+
+/// Templates in the style of Qwen, Gemma, Mistral and Llama.
+const FAMILIES: [Family; 4] = [
+    Family {
+        template: include_str!(
+            "../../crates/models/text/tests/fixtures/chat_templates/think_style.jinja"
+        ),
+        tokens: &["<|im_end|>", "<|im_start|>"],
+    },
+    Family {
+        template: include_str!(
+            "../../crates/models/text/tests/fixtures/chat_templates/turn_style.jinja"
+        ),
+        tokens: &["<end_of_turn>", "<start_of_turn>"],
+    },
+    Family {
+        template: include_str!(
+            "../../crates/models/text/tests/fixtures/chat_templates/bracket_style.jinja"
+        ),
+        tokens: &["</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"],
+    },
+    Family {
+        template: include_str!(
+            "../../crates/models/text/tests/fixtures/chat_templates/header_style.jinja"
+        ),
+        tokens: &["<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"],
+    },
+];
+
+impl Family {
+    /// An engine without a model, with the demo model's tokenizer and the tokens of the family.
+    async fn engine(&self) -> Engine {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/crates/models/demo_model/text");
+        let demo = inspect(&ModelSource::Directory(path.into()), &InspectOptions::default());
+        let mut source = demo.expect("a model").text.expect("it has a tokenizer");
+        let bytes = std::fs::read(format!("{path}/tokenizer.json")).expect("it is committed");
+        let mut json: Value = serde_json::from_slice(&bytes).expect("JSON");
+        let first = json["model"]["vocab"].as_object().expect("an object").len();
+        for (index, token) in self.tokens.iter().enumerate() {
+            let added = json!({"id": first + index, "content": token, "special": true,
+                               "single_word": false, "lstrip": false, "rstrip": false,
+                               "normalized": false});
+            json["added_tokens"].as_array_mut().expect("a list").push(added);
+        }
+        let bytes = json.to_string().into_bytes().into();
+        source.tokenizer = TokenizerSource::Json { file: "tokenizer.json".to_owned(), bytes };
+        source.tokenizer_config = Some(json!({"eos_token": self.tokens[0], "bos_token": ""}));
+        source.chat_template = Some(self.template.to_owned());
+        let text = TextModel::new(&source, &[first as u32]).expect("a tokenizer");
+        let options = FakeOptions {
+            vocab_size: first + self.tokens.len(),
+            max_positions: 1 << 13,
+            block_size: BLOCK,
+            block_count: 1 << 13,
+            ..FakeOptions::default()
+        };
+        let builder = Engine::builder().backend("fake", Box::new(FakeBackend::new(options)));
+        builder.text_model(text).build().await.expect("an engine")
+    }
+}
+
+/// A client's message for an answer, with the arguments of calls as it has parsed and written them,
+/// and without the reasoning.
+fn from_client(answer: &Answer, turn: usize) -> ChatMessage {
+    let mut message = ChatMessage::assistant(answer.text.clone());
+    let calls = answer.calls.iter().enumerate().map(|(index, call)| {
+        let arguments: Value = serde_json::from_str(&call.arguments).expect("JSON");
+        let arguments = serde_json::to_string_pretty(&arguments).expect("JSON");
+        let function = json!({"name": call.name, "arguments": arguments});
+        json!({"id": format!("call{turn:04}{index}"), "type": "function", "function": function})
+    });
+    let calls: Vec<Value> = calls.collect();
+    if !calls.is_empty() {
+        message.content = None;
+        message.extra.insert("tool_calls".to_owned(), Value::Array(calls));
+    }
+    message
+}
+
+/// Goal: with the templates of four families, an agent's turns of text, reasoning and calls continue
+/// with the sampled tokens wherever the template shows what was sampled, and the text of each
+/// prompt says the same as the template's. Reasoning that a template strips, and the ids of calls
+/// that a template prints and the model has not sampled, are the template's.
+#[tokio::test]
+async fn templates_of_well_known_families_continue_as_sampled() {
+    let mut continued = Vec::new();
+    for family in &FAMILIES {
+        let engine = family.engine().await;
+        let template = engine.chat_template().expect("a template");
+        let parameters = json!({"type": "object", "required": ["page", "word"], "properties":
+            {"page": {"type": "integer", "minimum": 1, "maximum": 9}, "word": {"enum": ["corridor"]}}});
+        let functions =
+            vec![FunctionSchema { name: "look".to_owned(), parameters: parameters.clone() }];
+        let options = ChatOptions {
+            tools: vec![json!({"type": "function", "function": {"name": "look",
+                        "description": "Looks.", "parameters": parameters}})],
+            ..ChatOptions::default()
+        };
+        let tool_use = template.tool_use(&options, None).expect("a template");
+        let options = ChatOptions { describe_tools: tool_use.is_described, ..options };
+        let reasoning = ReasoningFormat::of_template(family.template);
+        let format = AnswerFormat {
+            reasoning,
+            tool_calls: Some(tool_use.format),
+            functions: functions.clone().into(),
+            ..AnswerFormat::default()
+        };
+        let call = Grammar::ToolCalls(ToolCallGrammar {
+            format: tool_use.format,
+            functions,
+            best_effort: Vec::new(),
+            single: true,
+            otherwise: Otherwise::Nothing,
+        });
+        let mut messages = vec![ChatMessage::system("Be brief."), user("Where is the corridor?")];
+        let (mut known, mut hits) = (Vec::new(), String::new());
+        for turn in 0..6 {
+            let grammar = match (turn % 3, reasoning) {
+                (0, _) => call.clone(),
+                (1, Some(_)) => Grammar::Regex(
+                    "<think>\n[a-z]{4,9} corridor\n</think>\n\na (terrace|gallery)".to_owned(),
+                ),
+                _ => words(),
+            };
+            let asked = request(&messages, turn as u64)
+                .chat_options(options.clone())
+                .max_tokens(200)
+                .grammar(grammar)
+                .answer_format(format.clone())
+                .show_special_tokens(format.special_tokens());
+            let prompt = engine.prompt_tokens(&asked).await.expect("it is rendered");
+            if turn > 0 {
+                hits.push(if prompt.starts_with(&known) { '+' } else { '-' });
+            }
+            let said = answer(&engine, asked).await;
+            let parsed = Answer::parse(&format, &said.text);
+            assert_eq!(parsed.calls.len(), usize::from(turn % 3 == 0), "{}", said.text);
+            known = [&prompt, without_end(&said)].concat();
+            let message = from_client(&parsed, turn);
+            let next = match message.extra.get("tool_calls") {
+                Some(calls) => result(calls[0]["id"].as_str().expect("an id")),
+                None => user("And the terrace?"),
+            };
+            messages.extend([message, next]);
+        }
+        continued.push(hits);
+        engine.shutdown().await;
+    }
+    // After a call, after reasoning (which Qwen strips when the user goes on), after a text, and again.
+    // Mistral prints ids and moves the tools to the last question of the user, unless it is the same.
+    assert_eq!(continued, ["+-++-", "+++++", "----+", "+++++"]);
+}
+
+/// Goal: over many turns of many conversations, with retries, branches, forgotten answers and an
+/// evicted cache, each prompt begins with the tokens of the turn that it continues, and each answer
+/// is that of an engine without a cache for the same tokens.
+#[tokio::test]
+#[ignore = "takes minutes; .ci/deep runs it optimized"]
+async fn ten_thousand_turns_continue_with_the_tokens_that_were_sampled() {
+    /// Number of conversations at a time, which do not fit into the cache together.
+    const CONVERSATIONS: usize = 48;
+    const TURNS: usize = 10_000;
+    let warm = engine(|builder| builder.num_blocks(2048)).await;
+    let cold = engine(|builder| builder.prefix_caching(false).history_bytes(0)).await;
+    let mut random = StdRng::seed_from_u64(7);
+    // The messages of each conversation, with the tokens of prompt and answer after each turn.
+    let mut conversations: Vec<Vec<(Vec<ChatMessage>, Vec<u32>)>> = vec![Vec::new(); CONVERSATIONS];
+    let (mut known_turns, mut differs, mut cached) = (0, 0, 0);
+    for turn in 0..TURNS {
+        let conversation = &mut conversations[random.random_range(0..CONVERSATIONS)];
+        // A conversation begins again when it is long; a client may go back some turns.
+        if conversation.len() > 12 {
+            conversation.clear();
+        } else if random.random_bool(0.1) {
+            let kept = random.random_range(0..=conversation.len());
+            conversation.truncate(kept);
+        }
+        let (mut messages, known) = conversation.last().cloned().unwrap_or_default();
+        messages.push(user(&format!("Question {}.", random.random_range(0..1000))));
+        let request = request(&messages, turn as u64).grammar(words()).max_tokens(24);
+        let prompt = tokens(&warm, &messages).await;
+        assert!(prompt.starts_with(&known), "turn {turn}");
+        known_turns += usize::from(!known.is_empty());
+        differs += usize::from(prompt != of_text(&warm, &messages).await);
+        let said = answer(&warm, request.clone()).await;
+        cached += said.finish.usage.cached_tokens;
+        let same = answer(&cold, request.with_tokens(prompt.clone())).await;
+        assert_eq!(said.token_ids, same.token_ids, "turn {turn}");
+        let is_whole = said.finish.reason == stolon::FinishReason::Stop;
+        let sampled = if is_whole { without_end(&said) } else { &said.token_ids };
+        let known = [&prompt, sampled].concat();
+        messages.push(ChatMessage::assistant(said.text));
+        conversation.push((messages, known));
+    }
+    println!(
+        "{known_turns} turns continued, {differs} prompts differ from their text, {cached} tokens cached"
+    );
+    assert!(known_turns > TURNS / 2 && differs > TURNS / 2);
+    assert!(warm.stats().evictions > 0, "the cache was too large");
+    warm.audit().await.expect("the accounting is right");
+    warm.shutdown().await;
+    cold.shutdown().await;
 }
