@@ -174,14 +174,17 @@ async fn changed_answers_are_told_from_stripped_reasoning() {
     let format =
         AnswerFormat { reasoning: Some(ReasoningFormat::Think), ..AnswerFormat::default() };
     let thinks = stolon::Grammar::Regex(format!("<think>\n{}\n</think>\n\nleft", page(6)));
-    let asked = request(&conversation())
+    let first = run(&engine, request(&conversation())).await;
+    let turn = vec![ChatMessage::assistant(first.text), ChatMessage::user(page(9))];
+    let conversation = [conversation(), turn].concat();
+    let asked = request(&conversation)
         .grammar(thinks)
         .answer_format(format.clone())
         .show_special_tokens(format.special_tokens())
         .max_tokens(600);
     run(&engine, asked).await;
     let answered = |answer: ChatMessage, next: ChatMessage| {
-        request(&[conversation(), vec![answer, next]].concat())
+        request(&[conversation.clone(), vec![answer, next]].concat())
     };
     let left = || ChatMessage::assistant("left");
     let with = |reasoning: &str| {
@@ -197,9 +200,9 @@ async fn changed_answers_are_told_from_stripped_reasoning() {
     let stripped = explain(&engine, &answered(left(), ChatMessage::user(page(8)))).await;
     check(&stripped.expect("a miss"), MissReason::TemplateChanged, None);
     let other = explain(&engine, &answered(with("No idea."), result.clone())).await;
-    check(&other.expect("a miss"), MissReason::ReasoningChanged, Some((6, "assistant")));
+    check(&other.expect("a miss"), MissReason::ReasoningChanged, Some((8, "assistant")));
     let other = explain(&engine, &answered(ChatMessage::assistant("right"), result)).await;
-    check(&other.expect("a miss"), MissReason::AnswerChanged, Some((6, "assistant")));
+    check(&other.expect("a miss"), MissReason::AnswerChanged, Some((8, "assistant")));
     engine.shutdown().await;
 }
 

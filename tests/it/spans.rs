@@ -64,6 +64,14 @@ fn a_request_has_a_span_in_the_span_of_its_caller() {
     let collector = Collector::default();
     let subscriber = tracing_subscriber::registry().with(collector.clone());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    // The place of the span in the code is registered when it is first used. If the thread of
+    // another test did that while the subscriber is added, the subscriber could be left out.
+    runtime.block_on(async {
+        let engine = builder(64).0.build().await.expect("valid settings");
+        engine.complete(Request::tokens([1; 4]).max_tokens(1)).await.expect("it fits");
+        engine.shutdown().await;
+    });
     let life = async {
         let (builder, handle) = builder(64);
         let engine = builder.build().await.expect("valid settings");
@@ -78,7 +86,7 @@ fn a_request_has_a_span_in_the_span_of_its_caller() {
         assert!(engine.drain(Duration::from_secs(20)).await);
     };
     tracing::subscriber::with_default(subscriber, || {
-        runtime.expect("a runtime").block_on(life.instrument(info_span!("caller")));
+        runtime.block_on(life.instrument(info_span!("caller")));
     });
     let spans = collector.0.lock().expect("no panic");
     let field = |index: usize, name| {

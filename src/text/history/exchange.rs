@@ -117,6 +117,14 @@ impl Exchange {
         exchange
     }
 
+    /// The request that it continues, if its answer is the last one in the conversation.
+    pub(super) fn previous(&self) -> Option<&Arc<Exchange>> {
+        let (exchange, _) = self.base.as_ref()?;
+        let answer = exchange.outline.messages.len();
+        let after = self.outline.messages.get(answer + 1..)?;
+        after.iter().all(|mark| mark.said.is_none()).then_some(exchange)
+    }
+
     /// The tokens of the prompt.
     pub(crate) fn prompt(&self) -> Vec<u32> {
         self.pieces().concat()

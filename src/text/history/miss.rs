@@ -27,6 +27,10 @@ pub(crate) struct Nearest {
     pub(crate) common: usize,
 }
 
+/// A prompt that was compared, the number of leading tokens that are the same, and the answer to it
+/// that has most of them.
+type Compared = (Arc<Exchange>, usize, Option<Arc<Answered>>);
+
 /// How a prompt differs from the nearest earlier one.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Difference {
@@ -47,26 +51,38 @@ impl Difference {
 
 impl History {
     /// The earlier prompt of the same tenant that has most in common with a prompt; `None` if there
-    /// is none that has anything in common.
+    /// is none that has anything in common. A prompt that was submitted before, or that continues
+    /// one, is not compared with others.
     pub(crate) fn nearest(&self, prompt: &Exchange, tokens: &[u32]) -> Option<Nearest> {
+        let same = self.state().exchanges.get(&prompt.conversation).map(|(_, kept)| kept.clone());
+        let related = same.or_else(|| prompt.previous().cloned()).map(|exchange| {
+            let (common, answer) = exchange.common(tokens);
+            (exchange, common, answer)
+        });
+        let (exchange, common, answer) = related.or_else(|| self.nearest_of_all(prompt, tokens))?;
+        let mut with_answer = exchange.prompt();
+        let prompt_len = with_answer.len();
+        with_answer.extend(answer.iter().flat_map(|answer| answer.tokens.iter().copied()));
+        Some(Nearest { exchange, tokens: with_answer, prompt_len, common })
+    }
+
+    /// The newest prompt of those that have most in common with a prompt, with the number of tokens
+    /// that they have in common, and the answer to it that has most of them.
+    fn nearest_of_all(&self, prompt: &Exchange, tokens: &[u32]) -> Option<Compared> {
         let own: HashSet<&Digest> =
             prompt.outline.messages.iter().map(|mark| &mark.digest).collect();
-        let mut best: Option<(usize, Arc<Exchange>, usize, Option<Arc<Answered>>)> = None;
+        let mut best: Option<(usize, Compared)> = None;
         for exchange in self.newest(&prompt.outline.tenant) {
             let (common, answer) = exchange.common(tokens);
             let shared = exchange.outline.messages.iter().filter(|mark| own.contains(&mark.digest));
             let shared: usize = shared.map(|mark| 1 + mark.bytes).sum();
             let score = TOKEN_BYTES * common + shared;
-            // Among equals, the first, which is the newest, is the nearest.
-            if score > best.as_ref().map_or(0, |(score, ..)| *score) {
-                best = Some((score, exchange, common, answer));
+            // Among equals, the first is the newest.
+            if score > best.as_ref().map_or(0, |(score, _)| *score) {
+                best = Some((score, (exchange, common, answer)));
             }
         }
-        let (_, exchange, common, answer) = best?;
-        let mut with_answer = exchange.prompt();
-        let prompt_len = with_answer.len();
-        with_answer.extend(answer.iter().flat_map(|answer| answer.tokens.iter().copied()));
-        Some(Nearest { exchange, tokens: with_answer, prompt_len, common })
+        best.map(|(_, compared)| compared)
     }
 
     /// The newest exchanges of a tenant, the newest first.
