@@ -81,11 +81,9 @@ impl Drop for Memory {
 impl Exchange {
     /// A prompt that is not a conversation.
     pub(crate) fn of_tokens(outline: Outline, tokens: &[u32]) -> Exchange {
-        let mut hasher = blake3::Hasher::new_keyed(&outline.scope());
-        for token in tokens {
-            hasher.update(&token.to_le_bytes());
-        }
-        Exchange::new(*hasher.finalize().as_bytes(), outline, "", None, tokens.to_vec())
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        let digest = *blake3::keyed_hash(&outline.scope(), &bytes).as_bytes();
+        Exchange::new(digest, outline, "", None, tokens.to_vec())
     }
 
     /// A conversation whose text is `text`. Its prompt is the prompt and the answer of `base`, if
