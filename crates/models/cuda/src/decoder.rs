@@ -67,7 +67,7 @@ impl Decoder {
             .iter()
             .map(|layer| Layer::load(&config, &supported, layer, &mut loader))
             .collect::<std::result::Result<_, _>>()?;
-        let final_norm = Norm::load(&config, &final_norm.weight, &mut loader)?;
+        let final_norm = Norm::load(&final_norm, &mut loader)?;
         let ropes = config
             .ropes
             .iter()

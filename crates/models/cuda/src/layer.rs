@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor};
 use stolon_checkpoint::config::{
     AttentionWeights, FeedForwardWeights, LayerWeights, MixerWeights, MlpInputs, MlpWeights,
-    QkNorm, QkvWeights, TensorSpec,
+    NormWeights, NormsConfig, QkNorm, QkvWeights, TensorSpec,
 };
 use stolon_checkpoint::{DecoderConfig, GateFunction};
 
@@ -25,12 +25,24 @@ pub(crate) struct Norm {
 
 impl Norm {
     pub(crate) fn load(
-        config: &DecoderConfig,
-        spec: &TensorSpec,
+        spec: &NormWeights,
         loader: &mut Loader,
     ) -> std::result::Result<Self, OpenError> {
-        let weight = loader.vector(spec, config.norm_offset)?;
-        Ok(Self { weight, eps: config.rms_norm_eps })
+        // Models with norms of other kinds, which may have biases, are refused with the
+        // configuration.
+        let NormWeights { kind: _, eps, offset, weight, bias: _ } = spec;
+        Ok(Self { weight: loader.vector(weight, *offset)?, eps: *eps })
+    }
+
+    /// The norm of queries or keys with the weights `spec`, if there is one.
+    fn of_heads(
+        config: &DecoderConfig,
+        spec: Option<&TensorSpec>,
+        loader: &mut Loader,
+    ) -> std::result::Result<Option<Self>, OpenError> {
+        let NormsConfig { eps, offset, .. } = config.norms;
+        let weight = spec.map(|spec| loader.vector(spec, offset)).transpose()?;
+        Ok(weight.map(|weight| Self { weight, eps }))
     }
 
     /// Normalizes the last dimension of `x`.
@@ -108,19 +120,20 @@ impl Layer {
             gate: _,
             output,
         } = attention;
-        let mut norm = |spec: Option<&TensorSpec>| {
-            spec.map(|spec| Norm::load(config, spec, loader)).transpose()
-        };
+        let q_norm = Norm::of_heads(config, q_norm.as_ref(), loader)?;
+        let k_norm = Norm::of_heads(config, k_norm.as_ref(), loader)?;
+        let mut norm =
+            |spec: Option<&NormWeights>| spec.map(|spec| Norm::load(spec, loader)).transpose();
         let QkvWeights { name: _, query, key: Some(key), value: Some(value) } = qkv else {
             return Err(refused(config));
         };
         Ok(Self {
-            attention_input_norm: norm(attention_input_norm.as_ref().map(|norm| &norm.weight))?,
+            attention_input_norm: norm(attention_input_norm.as_ref())?,
             attention_output_norm: norm(attention_output_norm.as_ref())?,
-            mlp_input_norm: norm(mlp_input_norm.as_ref().map(|norm| &norm.weight))?,
+            mlp_input_norm: norm(mlp_input_norm.as_ref())?,
             mlp_output_norm: norm(mlp_output_norm.as_ref())?,
-            q_norm: norm(q_norm.as_ref())?,
-            k_norm: norm(k_norm.as_ref())?,
+            q_norm,
+            k_norm,
             qkv: loader.stacked(&[query, key, value].map(Clone::clone))?,
             qk_norm: supported.qk_norm,
             sinks: sinks.as_ref().map(|sinks| loader.vector(sinks, 0.0)).transpose()?,

@@ -4,7 +4,7 @@
 //! is added to a configuration is therefore a compile error here until it is either computed or
 //! refused with an error.
 
-use stolon_checkpoint::config::{KeysAndValues, NormKind, NormPlacement, QkNorm};
+use stolon_checkpoint::config::{KeysAndValues, NormKind, NormPlacement, NormsConfig, QkNorm};
 use stolon_checkpoint::{
     Activation, AttentionConfig, DecoderConfig, ExpertsConfig, FeedForwardConfig, LayerConfig,
     MixerConfig, MlpConfig, ModelError, QueryScaling,
@@ -52,10 +52,7 @@ impl Supported {
             tie_word_embeddings: _,
             head_bias,
             norms,
-            norm_kind,
-            // Used by `Norm` and `layer::add`.
-            rms_norm_eps: _,
-            norm_offset: _,
+            // Used by `layer::add`.
             residual_scale: _,
             per_layer_input,
             layer_scales,
@@ -71,14 +68,16 @@ impl Supported {
             // Determines the default compute type.
             dtype: _,
         } = config;
-        let is_parallel = match norms {
+        // The numbers are used by `Norm`.
+        let NormsConfig { placement, kind, eps: _, offset: _ } = norms;
+        let is_parallel = match placement {
             NormPlacement::Input
             | NormPlacement::Output
             | NormPlacement::InputAndOutput
             | NormPlacement::InputAndOutputOfGlm => false,
             NormPlacement::Parallel => true,
         };
-        let is_rms = match norm_kind {
+        let is_rms = match kind {
             NormKind::Rms => true,
             NormKind::Layer | NormKind::LayerWithoutBias => false,
         };

@@ -26,7 +26,7 @@ use super::keys::Keys;
 use super::quantization::{self, Quantization};
 use super::{
     Architecture, AttentionConfig, DecoderConfig, KeysAndValues, LatentConfig, LatentSizes,
-    LayerConfig, QkNorm, QueryScaling,
+    LayerConfig, NormsConfig, QkNorm, QueryScaling,
 };
 use crate::error::{ModelError, quoted};
 use falcon::Factors;
@@ -186,13 +186,13 @@ fn decoder(
         architecture: row.architecture,
         vocab_size: keys.size("vocab_size")?.unwrap_or(defaults.vocab_size),
         hidden_size,
-        rms_norm_eps: keys.positive(row.norm_eps)?.unwrap_or(defaults.rms_norm_eps) as f32,
-        norm_offset: row.norm_offset,
+        norms: NormsConfig::of(
+            row,
+            keys.positive(row.norm_eps)?.unwrap_or(defaults.rms_norm_eps) as f32,
+        ),
         max_positions: ropes.list[0].context(max_positions),
         tie_word_embeddings: tied(row, keys, root)?,
         head_bias: false,
-        norms: row.norms,
-        norm_kind: row.norm_kind,
         per_layer_input: gemma4::per_layer_input(row, keys, &mlp)?,
         layer_scales: row.dialect == Dialect::Gemma4,
         embedding_scale: embedding_scale(row, keys, hidden_size)?,

@@ -1,7 +1,36 @@
 //! The norms of a decoder's layers: their kinds, places and names.
 
-use super::{DecoderConfig, LayerConfig};
+use super::architecture::Description;
+use super::tensors::{bias, norm};
+use super::{DecoderConfig, LayerConfig, NormWeights};
 use crate::error::ModelError;
+
+/// The norms of the residual stream, which are the same in all layers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormsConfig {
+    /// The places where layers normalize the residual stream.
+    pub placement: NormPlacement,
+    /// The kind of these norms, and of the norm before the output matrix.
+    pub kind: NormKind,
+    /// Epsilon that is added to the mean square in RMS norms, and to the variance in layer norms.
+    /// Other RMS norms of the model, such as those of queries and keys, have the same one.
+    pub eps: f32,
+    /// Offset of the weights of RMS norms, which multiply by `offset + weight`. 1 for Gemma's
+    /// safetensors, else 0.
+    pub offset: f32,
+}
+
+impl NormsConfig {
+    /// The norms of an architecture in safetensors files, with the epsilon `eps`.
+    pub(super) fn of(row: &Description, eps: f32) -> Self {
+        Self { placement: row.norms, kind: row.norm_kind, eps, offset: row.norm_offset }
+    }
+
+    /// The same norms in GGUF files. Converters add the offset to the weights.
+    pub(super) fn in_gguf(self) -> Self {
+        Self { offset: 0.0, ..self }
+    }
+}
 
 /// The kind of the norms of the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,20 +127,33 @@ impl NormNames {
 }
 
 impl DecoderConfig {
+    /// The weights of the norm `module` of the residual stream.
+    pub(super) fn residual_norm(&self, module: &str) -> NormWeights {
+        let NormsConfig { kind, eps, offset, .. } = self.norms;
+        NormWeights {
+            kind,
+            eps,
+            offset,
+            weight: norm(module, self.hidden_size),
+            bias: (kind == NormKind::Layer).then(|| bias(module, self.hidden_size)),
+        }
+    }
+
     /// Checks that the forward pass supports the combination of norms and MLP. `file` is the file's
     /// name in error messages.
     pub(super) fn check_blocks(&self, file: &str) -> Result<(), ModelError> {
         let refused =
             |key: &str, expected: &str| Err(ModelError::unsupported(file, key, expected, "others"));
-        if self.norm_kind != NormKind::Rms && self.norms.outputs() {
+        let NormsConfig { placement, kind, .. } = self.norms;
+        if kind != NormKind::Rms && placement.outputs() {
             return refused("norms", "layer norms of inputs only");
         }
         let layers = || self.layers.iter();
-        if self.norms == NormPlacement::Parallel && layers().any(|layer| !layer.has_attention()) {
+        if placement == NormPlacement::Parallel && layers().any(|layer| !layer.has_attention()) {
             return refused("norms", "attention and an MLP or experts side by side");
         }
         let is_whole = |layer: &LayerConfig| !layer.mixers.is_empty() && layer.mlp.is_some();
-        if self.norms != NormPlacement::Input && !layers().all(is_whole) {
+        if placement != NormPlacement::Input && !layers().all(is_whole) {
             return refused("norms", "norms of inputs where layers have no MLP, or only that");
         }
         if self.head_bias && self.tie_word_embeddings {

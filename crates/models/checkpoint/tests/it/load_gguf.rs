@@ -99,7 +99,7 @@ fn every_type_is_loaded_byte_for_byte() {
             let dir = tempfile::tempdir().unwrap();
             let loaded = open(&write(dir.path(), &gguf_of(&config, &weights, dtype))).unwrap();
             let mut expected = config.clone();
-            expected.norm_offset = 0.0;
+            expected.norms.offset = 0.0;
             expected.dtype = dtype;
             if config.latent().is_some() {
                 if config.architecture != Architecture::Mistral4 {
@@ -125,7 +125,7 @@ fn every_type_is_loaded_byte_for_byte() {
                 let mut values = floats(&weights, &spec.name, &spec.shape);
                 let norm = spec.role == TensorRole::Norm;
                 if norm {
-                    values.iter_mut().for_each(|value| *value += config.norm_offset);
+                    values.iter_mut().for_each(|value| *value += config.norms.offset);
                 }
                 let dtype = stored_type(&spec, dtype);
                 let got = loaded.weights.tensor(&spec.name, &spec.shape).unwrap();
@@ -245,7 +245,7 @@ fn logits_match_those_from_safetensors() {
             let error = (mean_square(&difference) / mean_square(&expected)).sqrt();
             // Norms are rounded when the converter adds their offset, matrices when it multiplies
             // them, and the factor of the scores of latent attention when it is written.
-            let is_changed = config.norm_offset != 0.0
+            let is_changed = config.norms.offset != 0.0
                 || config.architecture == Architecture::FalconH1
                 || config.latent().is_some() && config.ropes[0].scaling != RopeScaling::None;
             let allowed = if is_changed { allowed.max(1e-5) } else { allowed };

@@ -248,7 +248,7 @@ fn properties(config: &DecoderConfig) -> BTreeMap<&'static str, String> {
     ];
     let qk_norm = attention.and_then(|attention| attention.qk_norm);
     let value_norm = has(|attention| attention.value_norm);
-    let norms = (config.norms, config.norm_kind, qk_norm, value_norm);
+    let norms = (config.norms.placement, config.norms.kind, qk_norm, value_norm);
     let parts = [
         config.per_layer_input.is_some(),
         config.layer_scales,
@@ -260,7 +260,7 @@ fn properties(config: &DecoderConfig) -> BTreeMap<&'static str, String> {
     let mut properties = BTreeMap::from([
         ("tie", config.tie_word_embeddings.to_string()),
         ("biases", format!("{biases:?}")),
-        ("norms", format!("{norms:?}, offset {}", config.norm_offset)),
+        ("norms", format!("{norms:?}, offset {}", config.norms.offset)),
         ("parts", format!("{parts:?}, {function}")),
         ("factors", factors(config)),
         ("rope", ropes(config)),

@@ -292,9 +292,9 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
     }
     gguf_latent::metadata(config, prefix, file);
     file.set(&format!("{prefix}.rope.freq_base"), Meta::F32(config.ropes[0].theta as f32));
-    let kind = if config.norm_kind == NormKind::Rms { "layer_norm_rms" } else { "layer_norm" };
+    let kind = if config.norms.kind == NormKind::Rms { "layer_norm_rms" } else { "layer_norm" };
     let epsilon = format!("{prefix}.attention.{kind}_epsilon");
-    file.set(&epsilon, Meta::F32(config.rms_norm_eps));
+    file.set(&epsilon, Meta::F32(config.norms.eps));
     let granite = matches!(
         config.architecture,
         Architecture::Granite | Architecture::GraniteHybrid | Architecture::GraniteMoe
@@ -493,7 +493,7 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
         }
         values = gguf_latent::rows(config, &spec, values);
         if spec.role == TensorRole::Norm {
-            values.iter_mut().for_each(|value| *value += config.norm_offset);
+            values.iter_mut().for_each(|value| *value += config.norms.offset);
         }
         if spec.name.ends_with("mamba.A_log") {
             values.iter_mut().for_each(|value| *value = -value.exp());
@@ -523,7 +523,7 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             all.extend(bytes);
             continue;
         }
-        let post_norms = match config.norms {
+        let post_norms = match config.norms.placement {
             NormPlacement::Input => {
                 matches!(config.architecture, Architecture::GptOss | Architecture::Glm4Moe)
                     || (config.delta_net().is_some() && config.latent().is_none())
