@@ -65,7 +65,7 @@ impl Decoder {
         loader.weights.remove(&spec.name);
         let layers = layers
             .iter()
-            .map(|layer| Layer::load(&config, &supported, layer, &mut loader))
+            .map(|layer| Layer::load(&config, layer, &mut loader))
             .collect::<std::result::Result<_, _>>()?;
         let final_norm = Norm::load(&final_norm, &mut loader)?;
         let ropes = config

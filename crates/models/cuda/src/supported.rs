@@ -23,9 +23,9 @@ pub(crate) struct Supported {
     pub(crate) head_dim: usize,
     /// Number of leading elements of a head that are rotated.
     pub(crate) rotary_dim: usize,
-    /// Whether the norms of queries and keys normalize each head, or all heads of a position
-    /// together.
-    pub(crate) qk_norm: Option<QkNorm>,
+    /// Whether the norms of queries and keys, if there are any, normalize all heads of a position
+    /// together instead of each head.
+    pub(crate) norms_positions: bool,
     /// Whether each head has an attention sink.
     pub(crate) sinks: bool,
     /// Factor by which scores are multiplied.
@@ -161,12 +161,16 @@ impl Supported {
                 "attention without gates; these are computed by the CPU backend",
             ));
         }
+        let norms_positions = match qk_norm {
+            Some(QkNorm::Position) => true,
+            Some(QkNorm::Head) | None => false,
+        };
         Ok(Self {
             heads,
             kv_heads,
             head_dim,
             rotary_dim,
-            qk_norm,
+            norms_positions,
             sinks,
             scale,
             softcap,

@@ -4,7 +4,7 @@ mod experts;
 mod rotation;
 mod table;
 
-use super::{DeltaNetConfig, LatentSizes, NormKind, NormPlacement, QkNorm};
+use super::{DeltaNetConfig, GateFunction, LatentSizes, NormKind, NormPlacement, QkNorm};
 pub(crate) use experts::Scores;
 pub(super) use experts::{ExpertLayers, ExpertsDefaults, GroupScore, Shared};
 pub(crate) use rotation::Rotation;
@@ -229,12 +229,8 @@ pub(super) enum Bias {
 /// The gate function of the MLP.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Gate {
-    /// SiLU, unless the key `hidden_act` says otherwise.
-    Silu,
-    /// GELU, unless the key `hidden_act` says otherwise.
-    GeluAct,
-    /// GELU, unless the key `hidden_activation` says otherwise.
-    Gelu,
+    /// The function that this key of `config.json` names, or the default if it is missing.
+    Key(&'static str, GateFunction),
     /// The squared ReLU of MLPs without a gate.
     SquaredRelu,
     /// The clamped gates of gpt-oss.
@@ -286,6 +282,17 @@ pub(super) enum Pattern {
     AllButEvery(usize),
     /// The layers without a rotary embedding.
     Unrotated,
+}
+
+impl Pattern {
+    /// The distance of layers without a window, if all others have one and no key changes this.
+    pub(super) fn step(self) -> Option<usize> {
+        match self {
+            Self::Even => Some(2),
+            Self::AllButEvery(step) => Some(step),
+            Self::From | Self::EvenBelow | Self::Unrotated => None,
+        }
+    }
 }
 
 /// The sets of keys that files have for Mamba-2.

@@ -222,10 +222,9 @@ fn logit_factor(row: &Description, number: f32) -> f32 {
 fn activation(row: &Description) -> Activation {
     match (row.gate, row.mlp_gate) {
         (Gate::ClampedSwiglu, _) => GateFunction::ClampedSwiglu { alpha: 1.702, limit: 7.0 }.into(),
-        (Gate::Gelu | Gate::GeluAct, true) => GateFunction::GeluTanh.into(),
-        (Gate::Gelu | Gate::GeluAct, false) => Activation::Plain(PlainFunction::GeluTanh),
+        (Gate::Key(_, function), true) => function.into(),
+        (Gate::Key(..), false) => Activation::Plain(PlainFunction::GeluTanh),
         (Gate::SquaredRelu, _) => Activation::Plain(PlainFunction::SquaredRelu),
-        (Gate::Silu, _) => GateFunction::Silu.into(),
     }
 }
 

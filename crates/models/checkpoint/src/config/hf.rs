@@ -186,10 +186,7 @@ fn decoder(
         architecture: row.architecture,
         vocab_size: keys.size("vocab_size")?.unwrap_or(defaults.vocab_size),
         hidden_size,
-        norms: NormsConfig::of(
-            row,
-            keys.positive(row.norm_eps)?.unwrap_or(defaults.rms_norm_eps) as f32,
-        ),
+        norms: NormsConfig::parse(row, keys)?,
         max_positions: ropes.list[0].context(max_positions),
         tie_word_embeddings: tied(row, keys, root)?,
         head_bias: false,

@@ -2,7 +2,7 @@
 
 use super::architecture::Description;
 use super::tensors::{bias, norm};
-use super::{DecoderConfig, LayerConfig, NormWeights};
+use super::{DecoderConfig, Keys, LayerConfig, NormWeights};
 use crate::error::ModelError;
 
 /// The norms of the residual stream, which are the same in all layers.
@@ -21,6 +21,12 @@ pub struct NormsConfig {
 }
 
 impl NormsConfig {
+    /// The norms of a `config.json`.
+    pub(super) fn parse(row: &Description, keys: &Keys<'_>) -> Result<Self, ModelError> {
+        let eps = keys.positive(row.norm_eps)?.unwrap_or(row.defaults.rms_norm_eps);
+        Ok(Self::of(row, eps as f32))
+    }
+
     /// The norms of an architecture in safetensors files, with the epsilon `eps`.
     pub(super) fn of(row: &Description, eps: f32) -> Self {
         Self { placement: row.norms, kind: row.norm_kind, eps, offset: row.norm_offset }
@@ -126,7 +132,37 @@ impl NormNames {
     }
 }
 
+/// The norms of a layer. Each is `None` if the layer does not have it.
+pub(super) struct LayerNorms {
+    pub(super) attention_input: Option<NormWeights>,
+    pub(super) attention_output: Option<NormWeights>,
+    pub(super) mlp_input: Option<NormWeights>,
+    pub(super) mlp_output: Option<NormWeights>,
+}
+
 impl DecoderConfig {
+    /// The norms of `layer`. `at` returns the full name of a module of the layer.
+    pub(super) fn layer_norms(
+        &self,
+        layer: &LayerConfig,
+        at: &dyn Fn(&str) -> String,
+    ) -> LayerNorms {
+        let NormNames { attention_input, attention_output, mlp_input, mlp_output } =
+            self.norms.placement.names().of_layer(layer);
+        let norm = |name: Option<&str>| name.map(|name| self.residual_norm(&at(name)));
+        LayerNorms {
+            attention_input: norm(attention_input),
+            attention_output: norm(attention_output),
+            mlp_input: norm(mlp_input),
+            mlp_output: norm(mlp_output),
+        }
+    }
+
+    /// The norm before the output matrix.
+    pub(super) fn final_norm(&self) -> NormWeights {
+        self.residual_norm("model.norm")
+    }
+
     /// The weights of the norm `module` of the residual stream.
     pub(super) fn residual_norm(&self, module: &str) -> NormWeights {
         let NormsConfig { kind, eps, offset, .. } = self.norms;

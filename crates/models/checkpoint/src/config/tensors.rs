@@ -153,7 +153,7 @@ impl DecoderConfig {
             embedding: matrix("model.embed_tokens", shape, TensorRole::Embedding),
             per_layer: self.per_layer_input.map(|input| self.per_layer_embedding(input.width)),
             layers: (0..self.layers.len()).map(|layer| self.layer_weights(layer)).collect(),
-            final_norm: self.residual_norm("model.norm"),
+            final_norm: self.final_norm(),
             head: (!self.tie_word_embeddings).then(|| matrix("lm_head", shape, TensorRole::Matrix)),
             head_bias: self.head_bias.then(|| bias("lm_head", self.vocab_size)),
         }
@@ -217,17 +217,16 @@ impl DecoderConfig {
     fn layer_weights(&self, index: usize) -> LayerWeights {
         let at = |part: &str| format!("model.layers.{index}.{part}");
         let layer = &self.layers[index];
-        let norms = self.norms.placement.names().of_layer(layer);
-        let norm = |name: Option<&str>| name.map(|name| self.residual_norm(&at(name)));
+        let norms = self.layer_norms(layer, &at);
         let mixers = layer.mixers.iter();
         let mixers = mixers.map(|mixer| self.mixer_weights(mixer, &at)).collect();
         LayerWeights {
-            attention_input_norm: norm(norms.attention_input),
+            attention_input_norm: norms.attention_input,
             mixers,
-            attention_output_norm: norm(norms.attention_output),
-            mlp_input_norm: norm(norms.mlp_input),
+            attention_output_norm: norms.attention_output,
+            mlp_input_norm: norms.mlp_input,
             mlp: layer.mlp.as_ref().map(|mlp| self.feed_forward_weights(mlp, &at)),
-            mlp_output_norm: norm(norms.mlp_output),
+            mlp_output_norm: norms.mlp_output,
             per_layer: self.per_layer_input.map(|input| self.per_layer_weights(input, &at)),
             scale: self.layer_scales.then(|| factors(at("layer_scalar"), 1)),
         }

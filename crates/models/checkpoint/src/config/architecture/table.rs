@@ -14,7 +14,7 @@ use super::Architecture::*;
 use super::{
     AttentionScale, Bias, Defaults, Description, Dialect, Gate, Gguf, Pattern, Rotation, Windows,
 };
-use crate::config::{NormKind, NormPlacement, QkNorm, RopeScaling};
+use crate::config::{GateFunction, NormKind, NormPlacement, QkNorm, RopeScaling};
 use adjacent::{ERNIE45, GLM4};
 use deepseek::{DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, MISTRAL4, YOUTU};
 use gemma::{GEMMA2, GEMMA3, GEMMA4};
@@ -57,7 +57,7 @@ const LLAMA: Description = Description {
     qk_norm_needs_flag: false,
     value_norm: false,
     dialect: Dialect::Transformers,
-    gate: Gate::Silu,
+    gate: Gate::Key("hidden_act", GateFunction::Silu),
     attention_sinks: false,
     attention_scale: AttentionScale::HeadDim,
     query_scaling: None,
