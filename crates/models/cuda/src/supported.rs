@@ -69,7 +69,22 @@ impl Supported {
             dtype: _,
         } = config;
         // The numbers are used by `Norm`.
-        let NormsConfig { placement, kind, eps: _, offset: _ } = norms;
+        let NormsConfig {
+            placement,
+            kind,
+            eps: _,
+            output_eps: _,
+            offset: _,
+            plain_final: _,
+            embedding,
+        } = norms;
+        if *embedding {
+            return Err(unsupported(
+                "model_type",
+                config.architecture.name(),
+                "a model without a norm of embeddings; other models are computed by the CPU backend",
+            ));
+        }
         let is_parallel = match placement {
             NormPlacement::Input
             | NormPlacement::Output
@@ -164,6 +179,13 @@ impl Supported {
         let norms_positions = match qk_norm {
             Some(QkNorm::Position) => true,
             Some(QkNorm::Head) | None => false,
+            Some(QkNorm::HeadWithoutWeights) => {
+                return Err(unsupported(
+                    "model_type",
+                    config.architecture.name(),
+                    "norms of queries and keys with weights; others are computed by the CPU backend",
+                ));
+            }
         };
         Ok(Self {
             heads,

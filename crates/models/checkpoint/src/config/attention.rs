@@ -13,6 +13,8 @@ pub enum QkNorm {
     /// All heads of a position together (OLMo 2). The weights are `[heads * head_dim]` and
     /// `[kv_heads * head_dim]`.
     Position,
+    /// Each head, without weights (Muse Glimmer).
+    HeadWithoutWeights,
 }
 
 /// A factor of queries that grows with the position, so that attention stays as selective in long
@@ -116,6 +118,7 @@ impl AttentionConfig {
         let size = match self.qk_norm? {
             QkNorm::Head => self.head_dim,
             QkNorm::Position => heads * self.head_dim,
+            QkNorm::HeadWithoutWeights => return None,
         };
         Some(norm(module, size))
     }

@@ -275,6 +275,10 @@ fn refuse_options(row: &Description, keys: &Keys<'_>) -> Result<(), ModelError> 
     if keys.object("pruned_heads")?.is_some_and(|heads| heads.names().next().is_some()) {
         return Err(keys.unsupported("pruned_heads", "nothing"));
     }
+    if row.own_gate_matrix && keys.flag("attention_bias")? == Some(true) {
+        // The projection to gates has no bias, unlike the other projections.
+        return Err(keys.unsupported("attention_bias", "false"));
+    }
     if keys.flag("is_causal")? == Some(false) {
         return Err(keys.unsupported("is_causal", "true"));
     }
@@ -365,6 +369,10 @@ impl AttentionScale {
                 Ok(keys.positive("query_pre_attn_scalar")?.unwrap_or(256.0).powf(-0.5))
             }
             Self::Multiplier => Ok(keys.positive("attention_multiplier")?.unwrap_or(1.0)),
+            Self::QkFactor => {
+                let factor = keys.positive("qk_scale_factor")?.unwrap_or(3.87);
+                Ok(factor * (query_dim as f64).powf(-0.5))
+            }
             Self::One => Ok(1.0),
         }
     }

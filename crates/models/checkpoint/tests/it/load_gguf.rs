@@ -8,7 +8,7 @@ use gguf_writer::{GgufWriter, Meta};
 use model_dir::{architectures, assert_same, config_json, model, write_json};
 use serde_json::{Value, json};
 use stolon_backend::{Backend, LogitRows, Pooling, SequenceSlice, SliceState, StepBatch};
-use stolon_checkpoint::config::TensorRole;
+use stolon_checkpoint::config::{QkNorm, TensorRole};
 use stolon_checkpoint::kv::{KvBudget, KvType};
 use stolon_checkpoint::{
     Activation, Architecture, DecoderConfig, FeedForwardConfig, LayerConfig, LoadOptions,
@@ -174,7 +174,7 @@ fn tolerance(dtype: TensorType) -> Option<f64> {
 }
 
 /// The layers without what a converter changes together with the weights: factors, the scale of
-/// attention, the form of decay rates, and the order of value heads.
+/// attention, norms without weights, the form of decay rates, and the order of value heads.
 fn unconverted(config: &DecoderConfig) -> Vec<LayerConfig> {
     let mut layers = config.layers.clone();
     for layer in &mut layers {
@@ -182,6 +182,10 @@ fn unconverted(config: &DecoderConfig) -> Vec<LayerConfig> {
             match mixer {
                 MixerConfig::Attention(attention) => {
                     (attention.scale, attention.output_factor) = (1.0, 1.0);
+                    // The converter writes the factor of queries as the weights of a norm.
+                    if attention.qk_norm == Some(QkNorm::HeadWithoutWeights) {
+                        attention.qk_norm = Some(QkNorm::Head);
+                    }
                 }
                 MixerConfig::Latent(latent) => latent.scale = 1.0,
                 MixerConfig::Convolution(_) => {}
@@ -259,6 +263,9 @@ fn logits_match_those_from_safetensors() {
             // OLMo 2 and 3 and EXAONE 4 do not normalize the inputs of their matrices.
             let outputs_only = matches!(architecture, "olmo2" | "olmo3" | "exaone4");
             let allowed = if outputs_only { 1.25 * allowed } else { allowed };
+            // Muse Glimmer multiplies normalized queries by a factor.
+            let is_sharp = architecture == "muse_glimmer_text";
+            let allowed = if is_sharp { 1.5 * allowed } else { allowed };
             assert!(error <= allowed, "{architecture} {dtype:?}: {error}");
         }
     }

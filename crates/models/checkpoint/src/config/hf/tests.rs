@@ -1,6 +1,7 @@
 mod gemma4;
 mod latent;
 mod moondream;
+mod muse_glimmer;
 mod recurrent;
 
 use serde_json::{Value, json};

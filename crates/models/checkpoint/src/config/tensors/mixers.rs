@@ -25,8 +25,8 @@ pub struct AttentionWeights {
     /// The weights of the factors of queries and values, if attention is selective
     /// ([`AttentionConfig::selective`]).
     pub selective: Option<SelectiveWeights>,
-    /// The projection to the gates of attention's output. Files combine it with the projection to
-    /// queries in one matrix.
+    /// The projection to the gates of attention's output. Files may combine it with the projection
+    /// to queries in one matrix.
     pub gate: Option<LinearWeights>,
     /// The output projection.
     pub output: LinearWeights,
