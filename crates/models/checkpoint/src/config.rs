@@ -35,7 +35,7 @@ pub use latent::{LatentConfig, LatentSizes};
 pub use layer::{ConvolutionConfig, LayerConfig, MixerConfig};
 pub use mamba2::Mamba2Config;
 pub use mlp::{Activation, FeedForwardConfig, GateConfig, GateFunction, MlpConfig, PlainFunction};
-pub use norms::{NormKind, NormPlacement};
+pub use norms::{NormKind, NormPlacement, NormsConfig};
 pub(crate) use pairs::AdjacentPairs;
 pub use recurrent::RecurrentShape;
 pub use rope::{Rope, RopeScaling, ShortContext};
@@ -97,21 +97,14 @@ pub struct DecoderConfig {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Epsilon that is added to the mean square in RMS norms, and to the variance in layer norms.
-    pub rms_norm_eps: f32,
-    /// Offset of the weights of RMS norms, which multiply by `norm_offset + weight`. 1 for Gemma's
-    /// safetensors, else 0.
-    pub norm_offset: f32,
+    /// The norms of the residual stream.
+    pub norms: NormsConfig,
     /// Context length: the maximum number of positions, prompt and generated tokens together.
     pub max_positions: usize,
     /// Whether the embedding is also the output matrix, so that there is no `lm_head.weight`.
     pub tie_word_embeddings: bool,
     /// Whether the output matrix has a bias. This is possible only if it is not the embedding.
     pub head_bias: bool,
-    /// The places where layers normalize the residual stream.
-    pub norms: NormPlacement,
-    /// The kind of these norms, and of the norm before the output matrix.
-    pub norm_kind: NormKind,
     /// Per-layer embeddings (Gemma 4); `None` if there are none.
     pub per_layer_input: Option<PerLayerInput>,
     /// Whether each layer has a learned factor by which the residual stream after it is multiplied
@@ -203,7 +196,7 @@ impl DecoderConfig {
 
     fn check_numbers(&self, file: &str) -> Result<(), ModelError> {
         let floats = [
-            ("rms_norm_eps", self.rms_norm_eps),
+            ("rms_norm_eps", self.norms.eps),
             ("embedding_scale", self.embedding_scale.unwrap_or(1.0)),
             ("residual_scale", self.residual_scale.unwrap_or(1.0)),
             ("logit_scale", self.logit_scale.unwrap_or(1.0)),

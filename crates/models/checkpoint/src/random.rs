@@ -62,7 +62,7 @@ pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
 
 /// Creates random weights for `config` with the element type `config.dtype`. All weights are
 /// normally distributed with standard deviation 0.02. The mean is 0 for matrices and biases. For
-/// norms it is `1 - norm_offset`, so that they scale by about 1. Uses all cores.
+/// norms it is one minus the offset, so that they scale by about 1. Uses all cores.
 ///
 /// # Errors
 /// [`ModelError::Unsupported`] if `config.dtype` is a quantized type, the errors of
@@ -94,7 +94,7 @@ fn random_weights(
     };
     check_free(NAME, specs.iter().map(bytes).fold(0, u64::saturating_add))?;
     let quantiles = normal::quantiles();
-    let [matrices, norms, plain_norms] = [0.0, 1.0 - config.norm_offset, 1.0]
+    let [matrices, norms, plain_norms] = [0.0, 1.0 - config.norms.offset, 1.0]
         .map(|mean| Values::new(&quantiles, mean, config.dtype));
     let fill = |spec: &TensorSpec| {
         let values = match spec.role {

@@ -331,10 +331,9 @@ impl Decoder {
             };
             mixer.mix(rows, (kv, sequences), buffers, &mut pass);
             let residual = passes::Residual {
-                config,
                 path,
                 linear: mixer.output(),
-                own_norm: layer.attention_output_norm.as_deref(),
+                own_norm: layer.attention_output_norm.as_ref(),
                 updates: Some(adapters.updates(index, mixer.sites()[1])),
                 scale: passes::output_scale(config, mixer.output_factor()),
             };

@@ -65,9 +65,9 @@ impl Decoder {
         loader.weights.remove(&spec.name);
         let layers = layers
             .iter()
-            .map(|layer| Layer::load(&config, &supported, layer, &mut loader))
+            .map(|layer| Layer::load(&config, layer, &mut loader))
             .collect::<std::result::Result<_, _>>()?;
-        let final_norm = Norm::load(&config, &final_norm.weight, &mut loader)?;
+        let final_norm = Norm::load(&final_norm, &mut loader)?;
         let ropes = config
             .ropes
             .iter()

@@ -46,7 +46,7 @@ impl Experts {
         let ExpertsWeights {
             config: experts_config,
             // Models that have it are refused with the configuration.
-            router_scale: _,
+            router_norm: _,
             router,
             bias,
             factors: _,

@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor};
 use stolon_checkpoint::config::{
     AttentionWeights, FeedForwardWeights, LayerWeights, MixerWeights, MlpInputs, MlpWeights,
-    QkNorm, QkvWeights, TensorSpec,
+    NormWeights, NormsConfig, QkvWeights, TensorSpec,
 };
 use stolon_checkpoint::{DecoderConfig, GateFunction};
 
@@ -25,12 +25,24 @@ pub(crate) struct Norm {
 
 impl Norm {
     pub(crate) fn load(
-        config: &DecoderConfig,
-        spec: &TensorSpec,
+        spec: &NormWeights,
         loader: &mut Loader,
     ) -> std::result::Result<Self, OpenError> {
-        let weight = loader.vector(spec, config.norm_offset)?;
-        Ok(Self { weight, eps: config.rms_norm_eps })
+        // Models with norms of other kinds, which may have biases, are refused with the
+        // configuration.
+        let NormWeights { kind: _, eps, offset, weight, bias: _ } = spec;
+        Ok(Self { weight: loader.vector(weight, *offset)?, eps: *eps })
+    }
+
+    /// The norm of queries or keys with the weights `spec`, if there is one.
+    fn of_heads(
+        config: &DecoderConfig,
+        spec: Option<&TensorSpec>,
+        loader: &mut Loader,
+    ) -> std::result::Result<Option<Self>, OpenError> {
+        let NormsConfig { eps, offset, .. } = config.norms;
+        let weight = spec.map(|spec| loader.vector(spec, offset)).transpose()?;
+        Ok(weight.map(|weight| Self { weight, eps }))
     }
 
     /// Normalizes the last dimension of `x`.
@@ -47,8 +59,6 @@ pub(crate) struct Layer {
     qkv: Linear,
     q_norm: Option<Norm>,
     k_norm: Option<Norm>,
-    /// Whether `q_norm` and `k_norm` normalize each head, or all heads of a position together.
-    qk_norm: Option<QkNorm>,
     pub(crate) sinks: Option<Tensor>,
     output: Linear,
     attention_output_norm: Option<Norm>,
@@ -79,7 +89,6 @@ impl Layer {
     /// Loads the tensors that `spec` describes.
     pub(crate) fn load(
         config: &DecoderConfig,
-        supported: &Supported,
         spec: &LayerWeights,
         loader: &mut Loader,
     ) -> std::result::Result<Self, OpenError> {
@@ -108,21 +117,21 @@ impl Layer {
             gate: _,
             output,
         } = attention;
-        let mut norm = |spec: Option<&TensorSpec>| {
-            spec.map(|spec| Norm::load(config, spec, loader)).transpose()
-        };
+        let q_norm = Norm::of_heads(config, q_norm.as_ref(), loader)?;
+        let k_norm = Norm::of_heads(config, k_norm.as_ref(), loader)?;
+        let mut norm =
+            |spec: Option<&NormWeights>| spec.map(|spec| Norm::load(spec, loader)).transpose();
         let QkvWeights { name: _, query, key: Some(key), value: Some(value) } = qkv else {
             return Err(refused(config));
         };
         Ok(Self {
-            attention_input_norm: norm(attention_input_norm.as_ref().map(|norm| &norm.weight))?,
+            attention_input_norm: norm(attention_input_norm.as_ref())?,
             attention_output_norm: norm(attention_output_norm.as_ref())?,
-            mlp_input_norm: norm(mlp_input_norm.as_ref().map(|norm| &norm.weight))?,
+            mlp_input_norm: norm(mlp_input_norm.as_ref())?,
             mlp_output_norm: norm(mlp_output_norm.as_ref())?,
-            q_norm: norm(q_norm.as_ref())?,
-            k_norm: norm(k_norm.as_ref())?,
+            q_norm,
+            k_norm,
             qkv: loader.stacked(&[query, key, value].map(Clone::clone))?,
-            qk_norm: supported.qk_norm,
             sinks: sinks.as_ref().map(|sinks| loader.vector(sinks, 0.0)).transpose()?,
             output: loader.linear(output)?,
             mlp: match mlp {
@@ -149,11 +158,12 @@ impl Layer {
             .as_ref()
             .map_or_else(|| Ok(x.clone()), |norm| norm.apply(x))?;
         let qkv = self.qkv.tiled(&normed)?;
-        let Supported { heads: queries, kv_heads: keys, head_dim, .. } = *supported;
+        let Supported { heads: queries, kv_heads: keys, head_dim, norms_positions, .. } =
+            *supported;
         let columns =
             |first: usize, heads: usize| qkv.narrow(1, first * head_dim, heads * head_dim);
         let rotated = |first: usize, count: usize, norm: Option<&Norm>| {
-            let norm = norm.map(|norm| (norm, self.qk_norm));
+            let norm = norm.map(|norm| (norm, norms_positions));
             heads(columns(first, count)?.to_dtype(DType::F32)?, [count, head_dim], norm, rotation)
         };
         Ok(Projected {
@@ -186,17 +196,18 @@ impl Layer {
     }
 }
 
-/// Divides rows into heads, normalizes and rotates them.
+/// Divides rows into heads, normalizes and rotates them. `norm` is the norm, and whether it
+/// normalizes all heads of a row together instead of each head.
 fn heads(
     x: Tensor,
     [count, head_dim]: [usize; 2],
-    norm: Option<(&Norm, Option<QkNorm>)>,
+    norm: Option<(&Norm, bool)>,
     rotation: Option<&Rotations>,
 ) -> Result<Tensor> {
     let split = |x: &Tensor| x.reshape((x.dim(0)?, count, head_dim));
     let x = match norm {
-        Some((norm, Some(QkNorm::Position))) => split(&norm.apply(&x)?)?,
-        Some((norm, Some(QkNorm::Head) | None)) => norm.apply(&split(&x)?)?,
+        Some((norm, true)) => split(&norm.apply(&x)?)?,
+        Some((norm, false)) => norm.apply(&split(&x)?)?,
         None => split(&x)?,
     };
     rotation.map_or(Ok(x.clone()), |rotation| rotation.apply(&x))

@@ -4,7 +4,7 @@
 //! is added to a configuration is therefore a compile error here until it is either computed or
 //! refused with an error.
 
-use stolon_checkpoint::config::{KeysAndValues, NormKind, NormPlacement, QkNorm};
+use stolon_checkpoint::config::{KeysAndValues, NormKind, NormPlacement, NormsConfig, QkNorm};
 use stolon_checkpoint::{
     Activation, AttentionConfig, DecoderConfig, ExpertsConfig, FeedForwardConfig, LayerConfig,
     MixerConfig, MlpConfig, ModelError, QueryScaling,
@@ -23,9 +23,9 @@ pub(crate) struct Supported {
     pub(crate) head_dim: usize,
     /// Number of leading elements of a head that are rotated.
     pub(crate) rotary_dim: usize,
-    /// Whether the norms of queries and keys normalize each head, or all heads of a position
-    /// together.
-    pub(crate) qk_norm: Option<QkNorm>,
+    /// Whether the norms of queries and keys, if there are any, normalize all heads of a position
+    /// together instead of each head.
+    pub(crate) norms_positions: bool,
     /// Whether each head has an attention sink.
     pub(crate) sinks: bool,
     /// Factor by which scores are multiplied.
@@ -52,10 +52,7 @@ impl Supported {
             tie_word_embeddings: _,
             head_bias,
             norms,
-            norm_kind,
-            // Used by `Norm` and `layer::add`.
-            rms_norm_eps: _,
-            norm_offset: _,
+            // Used by `layer::add`.
             residual_scale: _,
             per_layer_input,
             layer_scales,
@@ -71,14 +68,31 @@ impl Supported {
             // Determines the default compute type.
             dtype: _,
         } = config;
-        let is_parallel = match norms {
+        // The numbers are used by `Norm`.
+        let NormsConfig {
+            placement,
+            kind,
+            eps: _,
+            output_eps: _,
+            offset: _,
+            plain_final: _,
+            embedding,
+        } = norms;
+        if *embedding {
+            return Err(unsupported(
+                "model_type",
+                config.architecture.name(),
+                "a model without a norm of embeddings; other models are computed by the CPU backend",
+            ));
+        }
+        let is_parallel = match placement {
             NormPlacement::Input
             | NormPlacement::Output
             | NormPlacement::InputAndOutput
             | NormPlacement::InputAndOutputOfGlm => false,
             NormPlacement::Parallel => true,
         };
-        let is_rms = match norm_kind {
+        let is_rms = match kind {
             NormKind::Rms => true,
             NormKind::Layer | NormKind::LayerWithoutBias => false,
         };
@@ -162,12 +176,23 @@ impl Supported {
                 "attention without gates; these are computed by the CPU backend",
             ));
         }
+        let norms_positions = match qk_norm {
+            Some(QkNorm::Position) => true,
+            Some(QkNorm::Head) | None => false,
+            Some(QkNorm::HeadWithoutWeights) => {
+                return Err(unsupported(
+                    "model_type",
+                    config.architecture.name(),
+                    "norms of queries and keys with weights; others are computed by the CPU backend",
+                ));
+            }
+        };
         Ok(Self {
             heads,
             kv_heads,
             head_dim,
             rotary_dim,
-            qk_norm,
+            norms_positions,
             sinks,
             scale,
             softcap,

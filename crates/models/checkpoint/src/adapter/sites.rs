@@ -155,7 +155,7 @@ fn of_layer(layer: LayerWeights, same_heads: bool) -> [Vec<TensorSpec>; Site::CO
     // The adapter of a router with a norm of its own is not supported, because its input is
     // different.
     if let Some(FeedForwardWeights::Experts(experts)) = &layer.mlp
-        && experts.router_scale.is_none()
+        && experts.router_norm.is_none()
     {
         let gate = experts.shared.as_ref().and_then(|shared| shared.gate.clone());
         let routers = [experts.router.clone()].into_iter().chain(gate);

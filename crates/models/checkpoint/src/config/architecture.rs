@@ -4,7 +4,7 @@ mod experts;
 mod rotation;
 mod table;
 
-use super::{DeltaNetConfig, LatentSizes, NormKind, NormPlacement, QkNorm};
+use super::{DeltaNetConfig, GateFunction, LatentSizes, NormKind, NormPlacement, QkNorm};
 pub(crate) use experts::Scores;
 pub(super) use experts::{ExpertLayers, ExpertsDefaults, GroupScore, Shared};
 pub(crate) use rotation::Rotation;
@@ -56,6 +56,10 @@ pub enum Architecture {
     /// per-layer embeddings, layers that read the keys and values of earlier ones, and a mixture of
     /// experts next to each MLP.
     Gemma4,
+    /// The text part of Muse Glimmer: windows in three of four layers, which alone have a rotary
+    /// embedding, norms of q, k and the embeddings without weights, gates of attention's output,
+    /// four norms per layer.
+    MuseGlimmer,
     /// Mixtral: Mistral with a mixture of experts in each layer.
     Mixtral,
     /// OLMoE: a mixture of experts, and norms of all heads of q and k together.
@@ -135,6 +139,9 @@ pub(crate) struct Description {
     pub(super) output_bias: Bias,
     /// Whether attention's output has a gate.
     pub(super) output_gate: bool,
+    /// Whether files have the projection to these gates in a matrix of its own. Otherwise they
+    /// combine it with the projection to queries.
+    pub(crate) own_gate_matrix: bool,
     /// Biases of the projections of the MLP.
     pub(super) mlp_bias: Bias,
     /// Whether the MLP has a gate.
@@ -145,6 +152,13 @@ pub(crate) struct Description {
     pub(super) norm_eps: &'static str,
     /// Offset that is added to the weights of norms in safetensors files.
     pub(super) norm_offset: f32,
+    /// Whether this offset is not added to the weights of the norm before the output matrix.
+    pub(super) plain_final_norm: bool,
+    /// The key of the epsilon of norms of outputs, and its default; `None` if they have the same
+    /// epsilon as the other norms.
+    pub(super) output_norm_eps: Option<(&'static str, f64)>,
+    /// Whether embeddings are normalized, without weights.
+    pub(super) embedding_norm: bool,
     pub(super) qk_norm: Option<QkNorm>,
     /// Whether queries and keys are normalized only with `use_qk_norm`.
     pub(super) qk_norm_needs_flag: bool,
@@ -229,12 +243,8 @@ pub(super) enum Bias {
 /// The gate function of the MLP.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Gate {
-    /// SiLU, unless the key `hidden_act` says otherwise.
-    Silu,
-    /// GELU, unless the key `hidden_act` says otherwise.
-    GeluAct,
-    /// GELU, unless the key `hidden_activation` says otherwise.
-    Gelu,
+    /// The function that this key of `config.json` names, or the default if it is missing.
+    Key(&'static str, GateFunction),
     /// The squared ReLU of MLPs without a gate.
     SquaredRelu,
     /// The clamped gates of gpt-oss.
@@ -250,6 +260,8 @@ pub(super) enum AttentionScale {
     QueryScalar,
     /// `attention_multiplier` (Granite).
     Multiplier,
+    /// `qk_scale_factor * head_dim^-0.5` (Muse Glimmer).
+    QkFactor,
     /// 1 (Gemma 4).
     One,
 }
@@ -284,8 +296,21 @@ pub(super) enum Pattern {
     /// All layers except every n-th, where n is `sliding_window_pattern`, or this number if the key
     /// is missing.
     AllButEvery(usize),
+    /// All layers except every n-th, where n is this number. The last layer has the number n.
+    AllButEveryBeforeLast(usize),
     /// The layers without a rotary embedding.
     Unrotated,
+}
+
+impl Pattern {
+    /// The distance of layers without a window, if all others have one and no key changes this.
+    pub(super) fn step(self) -> Option<usize> {
+        match self {
+            Self::Even => Some(2),
+            Self::AllButEvery(step) | Self::AllButEveryBeforeLast(step) => Some(step),
+            Self::From | Self::EvenBelow | Self::Unrotated => None,
+        }
+    }
 }
 
 /// The sets of keys that files have for Mamba-2.

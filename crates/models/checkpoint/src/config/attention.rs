@@ -1,7 +1,8 @@
 //! The description of attention.
 
 use super::keys::SIZE_MAX;
-use super::{DecoderConfig, HEAD_DIM_MAX};
+use super::tensors::norm;
+use super::{DecoderConfig, HEAD_DIM_MAX, TensorSpec};
 use crate::error::ModelError;
 
 /// The scope of the norms `q_norm` and `k_norm`, which are applied before the rotary embedding.
@@ -12,6 +13,8 @@ pub enum QkNorm {
     /// All heads of a position together (OLMo 2). The weights are `[heads * head_dim]` and
     /// `[kv_heads * head_dim]`.
     Position,
+    /// Each head, without weights (Muse Glimmer).
+    HeadWithoutWeights,
 }
 
 /// A factor of queries that grows with the position, so that attention stays as selective in long
@@ -109,6 +112,17 @@ pub struct AttentionConfig {
 }
 
 impl AttentionConfig {
+    /// The weights of the norm `module` of the `heads` heads of queries or of keys, if there are
+    /// any.
+    pub(super) fn head_norm(&self, module: &str, heads: usize) -> Option<TensorSpec> {
+        let size = match self.qk_norm? {
+            QkNorm::Head => self.head_dim,
+            QkNorm::Position => heads * self.head_dim,
+            QkNorm::HeadWithoutWeights => return None,
+        };
+        Some(norm(module, size))
+    }
+
     /// Whether the layer computes its own keys and values.
     #[must_use]
     pub fn has_own_kv(&self) -> bool {

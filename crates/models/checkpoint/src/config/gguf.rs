@@ -24,8 +24,8 @@ use stolon_kernels::TensorType;
 use super::architecture::{AttentionScale, Description, Dialect, Gate};
 use super::{
     Activation, Architecture, AttentionConfig, DecoderConfig, FeedForwardConfig, GateFunction,
-    KeysAndValues, LatentConfig, LatentSizes, LayerConfig, MlpConfig, NormKind, PlainFunction,
-    QkNorm,
+    KeysAndValues, LatentConfig, LatentSizes, LayerConfig, MlpConfig, NormKind, NormsConfig,
+    PlainFunction, QkNorm,
 };
 use crate::error::{ModelError, quoted};
 use crate::gguf::{Header, Value};
@@ -120,13 +120,10 @@ pub(crate) fn parse(
         architecture,
         vocab_size: vocab_size(header, hidden_size)?,
         hidden_size,
-        rms_norm_eps: keys.norm_eps(row.norm_kind)?,
-        norm_offset: 0.0,
+        norms: NormsConfig::of(row, keys.norm_eps(row.norm_kind)?).in_gguf(),
         max_positions: ropes[0].context(max_positions),
         tie_word_embeddings: !has("output.weight"),
         head_bias: false,
-        norms: row.norms,
-        norm_kind: row.norm_kind,
         per_layer_input: keys.per_layer_input(&mlp)?,
         layer_scales: row.dialect == Dialect::Gemma4 && has("blk.0.layer_output_scale.weight"),
         embedding_scale: scale("embedding_scale")?
@@ -225,10 +222,9 @@ fn logit_factor(row: &Description, number: f32) -> f32 {
 fn activation(row: &Description) -> Activation {
     match (row.gate, row.mlp_gate) {
         (Gate::ClampedSwiglu, _) => GateFunction::ClampedSwiglu { alpha: 1.702, limit: 7.0 }.into(),
-        (Gate::Gelu | Gate::GeluAct, true) => GateFunction::GeluTanh.into(),
-        (Gate::Gelu | Gate::GeluAct, false) => Activation::Plain(PlainFunction::GeluTanh),
+        (Gate::Key(_, function), true) => function.into(),
+        (Gate::Key(..), false) => Activation::Plain(PlainFunction::GeluTanh),
         (Gate::SquaredRelu, _) => Activation::Plain(PlainFunction::SquaredRelu),
-        (Gate::Silu, _) => GateFunction::Silu.into(),
     }
 }
 

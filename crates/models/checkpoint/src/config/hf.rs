@@ -26,7 +26,7 @@ use super::keys::Keys;
 use super::quantization::{self, Quantization};
 use super::{
     Architecture, AttentionConfig, DecoderConfig, KeysAndValues, LatentConfig, LatentSizes,
-    LayerConfig, QkNorm, QueryScaling,
+    LayerConfig, NormsConfig, QkNorm, QueryScaling,
 };
 use crate::error::{ModelError, quoted};
 use falcon::Factors;
@@ -186,13 +186,10 @@ fn decoder(
         architecture: row.architecture,
         vocab_size: keys.size("vocab_size")?.unwrap_or(defaults.vocab_size),
         hidden_size,
-        rms_norm_eps: keys.positive(row.norm_eps)?.unwrap_or(defaults.rms_norm_eps) as f32,
-        norm_offset: row.norm_offset,
+        norms: NormsConfig::parse(row, keys)?,
         max_positions: ropes.list[0].context(max_positions),
         tie_word_embeddings: tied(row, keys, root)?,
         head_bias: false,
-        norms: row.norms,
-        norm_kind: row.norm_kind,
         per_layer_input: gemma4::per_layer_input(row, keys, &mlp)?,
         layer_scales: row.dialect == Dialect::Gemma4,
         embedding_scale: embedding_scale(row, keys, hidden_size)?,
@@ -277,6 +274,10 @@ fn refuse_options(row: &Description, keys: &Keys<'_>) -> Result<(), ModelError> 
     }
     if keys.object("pruned_heads")?.is_some_and(|heads| heads.names().next().is_some()) {
         return Err(keys.unsupported("pruned_heads", "nothing"));
+    }
+    if row.own_gate_matrix && keys.flag("attention_bias")? == Some(true) {
+        // The projection to gates has no bias, unlike the other projections.
+        return Err(keys.unsupported("attention_bias", "false"));
     }
     if keys.flag("is_causal")? == Some(false) {
         return Err(keys.unsupported("is_causal", "true"));
@@ -368,6 +369,10 @@ impl AttentionScale {
                 Ok(keys.positive("query_pre_attn_scalar")?.unwrap_or(256.0).powf(-0.5))
             }
             Self::Multiplier => Ok(keys.positive("attention_multiplier")?.unwrap_or(1.0)),
+            Self::QkFactor => {
+                let factor = keys.positive("qk_scale_factor")?.unwrap_or(3.87);
+                Ok(factor * (query_dim as f64).powf(-0.5))
+            }
             Self::One => Ok(1.0),
         }
     }

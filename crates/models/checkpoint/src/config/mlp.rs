@@ -136,7 +136,7 @@ impl DecoderConfig {
         let next_to_mlp = |mlp: &Option<FeedForwardConfig>| {
             matches!(mlp, Some(FeedForwardConfig::DenseAndExperts(..)))
         };
-        let is_known = match self.norms {
+        let is_known = match self.norms.placement {
             NormPlacement::InputAndOutput => kinds.all(next_to_mlp),
             norms => !norms.outputs() && !kinds.any(next_to_mlp),
         };

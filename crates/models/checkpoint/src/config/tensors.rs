@@ -35,7 +35,7 @@ pub enum TensorRole {
     /// results decide between alternatives or enter many other results. It is never rounded to a
     /// less precise type.
     Router,
-    /// The weight of an RMS norm, to which [`DecoderConfig::norm_offset`] is added.
+    /// The weight of an RMS norm, to which [`NormsConfig::offset`](super::NormsConfig::offset) is added.
     Norm,
     /// The weight of an RMS norm without an offset or of a layer norm, or factors of a layer's
     /// results.
@@ -88,10 +88,14 @@ pub struct StackedWeights<const N: usize> {
 }
 
 /// A norm of rows of the residual stream.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct NormWeights {
     /// The kind of norm.
     pub kind: NormKind,
+    /// Epsilon that is added to the mean square, or to the variance.
+    pub eps: f32,
+    /// Offset that is added to the weights.
+    pub offset: f32,
     /// `[hidden_size]`.
     pub weight: TensorSpec,
     /// `[hidden_size]`, for [`NormKind::Layer`] only.
@@ -109,14 +113,14 @@ pub struct LayerWeights {
     /// [`LayerConfig::mixers`]: super::LayerConfig::mixers
     pub mixers: Vec<MixerWeights>,
     /// Norm of attention's output before it is added to the residual stream.
-    pub attention_output_norm: Option<TensorSpec>,
+    pub attention_output_norm: Option<NormWeights>,
     /// Norm of the residual stream before the MLP or the experts. If there is none, they read the
     /// input of attention in parallel layers, and the residual stream itself in other layers.
     pub mlp_input_norm: Option<NormWeights>,
     /// The MLP or the experts, if the layer has any.
     pub mlp: Option<FeedForwardWeights>,
     /// Norm of the MLP's output before it is added to the residual stream.
-    pub mlp_output_norm: Option<TensorSpec>,
+    pub mlp_output_norm: Option<NormWeights>,
     /// The layer's weights for per-layer embeddings, if the model has them.
     pub per_layer: Option<PerLayerWeights>,
     /// Factor of the layer's output, `[1]`.
@@ -149,7 +153,7 @@ impl DecoderConfig {
             embedding: matrix("model.embed_tokens", shape, TensorRole::Embedding),
             per_layer: self.per_layer_input.map(|input| self.per_layer_embedding(input.width)),
             layers: (0..self.layers.len()).map(|layer| self.layer_weights(layer)).collect(),
-            final_norm: self.residual_norm("model.norm"),
+            final_norm: self.final_norm(),
             head: (!self.tie_word_embeddings).then(|| matrix("lm_head", shape, TensorRole::Matrix)),
             head_bias: self.head_bias.then(|| bias("lm_head", self.vocab_size)),
         }
@@ -213,30 +217,18 @@ impl DecoderConfig {
     fn layer_weights(&self, index: usize) -> LayerWeights {
         let at = |part: &str| format!("model.layers.{index}.{part}");
         let layer = &self.layers[index];
-        let norms = self.norms.names().of_layer(layer);
-        let hidden_norm = |name: Option<&str>| name.map(|name| norm(&at(name), self.hidden_size));
-        let input_norm = |name: Option<&str>| name.map(|name| self.residual_norm(&at(name)));
+        let norms = self.layer_norms(layer, &at);
         let mixers = layer.mixers.iter();
         let mixers = mixers.map(|mixer| self.mixer_weights(mixer, &at)).collect();
         LayerWeights {
-            attention_input_norm: input_norm(norms.attention_input),
+            attention_input_norm: norms.attention_input,
             mixers,
-            attention_output_norm: hidden_norm(norms.attention_output),
-            mlp_input_norm: input_norm(norms.mlp_input),
+            attention_output_norm: norms.attention_output,
+            mlp_input_norm: norms.mlp_input,
             mlp: layer.mlp.as_ref().map(|mlp| self.feed_forward_weights(mlp, &at)),
-            mlp_output_norm: hidden_norm(norms.mlp_output),
+            mlp_output_norm: norms.mlp_output,
             per_layer: self.per_layer_input.map(|input| self.per_layer_weights(input, &at)),
             scale: self.layer_scales.then(|| factors(at("layer_scalar"), 1)),
-        }
-    }
-
-    /// The weights of the norm `module` of the residual stream.
-    fn residual_norm(&self, module: &str) -> NormWeights {
-        let with_bias = self.norm_kind == NormKind::Layer;
-        NormWeights {
-            kind: self.norm_kind,
-            weight: norm(module, self.hidden_size),
-            bias: with_bias.then(|| bias(module, self.hidden_size)),
         }
     }
 }
@@ -245,7 +237,8 @@ fn matrix(module: &str, shape: [usize; 2], role: TensorRole) -> TensorSpec {
     TensorSpec { name: format!("{module}.weight"), shape: shape.into(), role }
 }
 
-fn norm(module: &str, size: usize) -> TensorSpec {
+/// The weight of the norm `module` of `size` elements.
+pub(super) fn norm(module: &str, size: usize) -> TensorSpec {
     TensorSpec { name: format!("{module}.weight"), shape: vec![size], role: TensorRole::Norm }
 }
 
@@ -255,7 +248,7 @@ fn factors(name: String, size: usize) -> TensorSpec {
 }
 
 /// The bias of `module`.
-fn bias(module: &str, size: usize) -> TensorSpec {
+pub(super) fn bias(module: &str, size: usize) -> TensorSpec {
     TensorSpec { name: format!("{module}.bias"), shape: vec![size], role: TensorRole::Bias }
 }
 

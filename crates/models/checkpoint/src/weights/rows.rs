@@ -2,7 +2,7 @@
 //!
 //! | matrix of a file | contents |
 //! |---|---|
-//! | `self_attn.q_proj`, with gates of attention's output | each head's query, then its gate |
+//! | `self_attn.q_proj`, with gates (Qwen3-Next) | each head's query, then its gate |
 //! | `linear_attn.in_proj_qkvz` (Qwen3-Next) | each key head's query, key, values and gates |
 //! | `linear_attn.in_proj_ba` (Qwen3-Next) | each key head's strengths, then its time steps |
 
@@ -111,9 +111,12 @@ impl DecoderConfig {
     /// The tensors in which files interleave the rows of several tensors.
     fn divisions(&self) -> Vec<Division> {
         let mut list = Vec::new();
+        let own_gate_matrix = self.architecture.description().own_gate_matrix;
         for mixer in self.weights().layers.into_iter().flat_map(|layer| layer.mixers) {
             match mixer {
-                MixerWeights::Attention(attention) => add_gated(attention, &mut list),
+                MixerWeights::Attention(attention) if !own_gate_matrix => {
+                    add_gated(attention, &mut list);
+                }
                 MixerWeights::DeltaNet(delta_net) if delta_net.config.grouped => {
                     list.extend(of_delta_net(delta_net).into_iter().flatten());
                 }

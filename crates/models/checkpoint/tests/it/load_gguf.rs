@@ -8,7 +8,7 @@ use gguf_writer::{GgufWriter, Meta};
 use model_dir::{architectures, assert_same, config_json, model, write_json};
 use serde_json::{Value, json};
 use stolon_backend::{Backend, LogitRows, Pooling, SequenceSlice, SliceState, StepBatch};
-use stolon_checkpoint::config::TensorRole;
+use stolon_checkpoint::config::{QkNorm, TensorRole};
 use stolon_checkpoint::kv::{KvBudget, KvType};
 use stolon_checkpoint::{
     Activation, Architecture, DecoderConfig, FeedForwardConfig, LayerConfig, LoadOptions,
@@ -99,7 +99,7 @@ fn every_type_is_loaded_byte_for_byte() {
             let dir = tempfile::tempdir().unwrap();
             let loaded = open(&write(dir.path(), &gguf_of(&config, &weights, dtype))).unwrap();
             let mut expected = config.clone();
-            expected.norm_offset = 0.0;
+            expected.norms.offset = 0.0;
             expected.dtype = dtype;
             if config.latent().is_some() {
                 if config.architecture != Architecture::Mistral4 {
@@ -125,7 +125,7 @@ fn every_type_is_loaded_byte_for_byte() {
                 let mut values = floats(&weights, &spec.name, &spec.shape);
                 let norm = spec.role == TensorRole::Norm;
                 if norm {
-                    values.iter_mut().for_each(|value| *value += config.norm_offset);
+                    values.iter_mut().for_each(|value| *value += config.norms.offset);
                 }
                 let dtype = stored_type(&spec, dtype);
                 let got = loaded.weights.tensor(&spec.name, &spec.shape).unwrap();
@@ -174,7 +174,7 @@ fn tolerance(dtype: TensorType) -> Option<f64> {
 }
 
 /// The layers without what a converter changes together with the weights: factors, the scale of
-/// attention, the form of decay rates, and the order of value heads.
+/// attention, norms without weights, the form of decay rates, and the order of value heads.
 fn unconverted(config: &DecoderConfig) -> Vec<LayerConfig> {
     let mut layers = config.layers.clone();
     for layer in &mut layers {
@@ -182,6 +182,10 @@ fn unconverted(config: &DecoderConfig) -> Vec<LayerConfig> {
             match mixer {
                 MixerConfig::Attention(attention) => {
                     (attention.scale, attention.output_factor) = (1.0, 1.0);
+                    // The converter writes the factor of queries as the weights of a norm.
+                    if attention.qk_norm == Some(QkNorm::HeadWithoutWeights) {
+                        attention.qk_norm = Some(QkNorm::Head);
+                    }
                 }
                 MixerConfig::Latent(latent) => latent.scale = 1.0,
                 MixerConfig::Convolution(_) => {}
@@ -245,7 +249,7 @@ fn logits_match_those_from_safetensors() {
             let error = (mean_square(&difference) / mean_square(&expected)).sqrt();
             // Norms are rounded when the converter adds their offset, matrices when it multiplies
             // them, and the factor of the scores of latent attention when it is written.
-            let is_changed = config.norm_offset != 0.0
+            let is_changed = config.norms.offset != 0.0
                 || config.architecture == Architecture::FalconH1
                 || config.latent().is_some() && config.ropes[0].scaling != RopeScaling::None;
             let allowed = if is_changed { allowed.max(1e-5) } else { allowed };
@@ -259,6 +263,9 @@ fn logits_match_those_from_safetensors() {
             // OLMo 2 and 3 and EXAONE 4 do not normalize the inputs of their matrices.
             let outputs_only = matches!(architecture, "olmo2" | "olmo3" | "exaone4");
             let allowed = if outputs_only { 1.25 * allowed } else { allowed };
+            // Muse Glimmer multiplies normalized queries by a factor.
+            let is_sharp = architecture == "muse_glimmer_text";
+            let allowed = if is_sharp { 1.5 * allowed } else { allowed };
             assert!(error <= allowed, "{architecture} {dtype:?}: {error}");
         }
     }

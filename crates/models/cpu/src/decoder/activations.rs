@@ -42,7 +42,7 @@ impl Activations {
     /// Grows the f32 buffers to at least `rows` rows.
     pub(super) fn reserve(&mut self, config: &DecoderConfig, rows: usize) {
         self.mixers.reserve(config, rows);
-        let has_projected = config.norms.outputs() || config.per_layer_input.is_some();
+        let has_projected = config.norms.placement.outputs() || config.per_layer_input.is_some();
         let projected = if has_projected { config.hidden_size } else { 0 };
         let has_mixture =
             |layer: &LayerConfig| matches!(layer.mlp, Some(FeedForwardConfig::DenseAndExperts(..)));

@@ -225,12 +225,17 @@ impl Qkv {
         let AttentionConfig { head_dim: dim, rope, qk_norm, query_scaling, .. } = *config;
         let heads = passes::Heads::of(pass.config, path, dim, pass.rope(rope), plan);
         let heads = heads.with(qk_norm, query_scaling);
+        // With the offset that is added to them, these weights are 1.
+        let neutral = (qk_norm == Some(QkNorm::HeadWithoutWeights))
+            .then(|| vec![1.0 - pass.config.norms.offset; dim]);
+        let [q_norm, k_norm] =
+            [&self.q_norm, &self.k_norm].map(|own| own.as_ref().or(neutral.as_ref()));
         let updates = pass.adapters.updates(index, Site::Inputs);
         let epilogue_q = updates.then([0], |sums: RowSums<'_>| {
-            heads.apply_to_queries(&self.q, self.q_norm.as_deref(), sums);
+            heads.apply_to_queries(&self.q, q_norm.map(Vec::as_slice), sums);
         });
         let epilogue_k = updates.then([1], |sums: RowSums<'_>| {
-            heads.apply(self.k.as_ref(), self.k_norm.as_deref(), sums);
+            heads.apply(self.k.as_ref(), k_norm.map(Vec::as_slice), sums);
         });
         // Values that are projected with the matrix of keys get the updates of keys.
         let (v, v_part) = self.v.as_ref().map_or((self.k.as_ref(), 1), |v| (Some(v), 2));
@@ -264,7 +269,7 @@ impl Qkv {
                     late_keys = Some(keys);
                     Sink::Rows(&mut *k)
                 }
-                Some(QkNorm::Head) | None => Sink::Cache(keys),
+                Some(QkNorm::Head | QkNorm::HeadWithoutWeights) | None => Sink::Cache(keys),
             };
             push(k_matrix, &epilogue_k, keys);
             push(v_matrix, &epilogue_v, Sink::Cache(values));

@@ -140,7 +140,7 @@ impl DeltaNet {
             let source = plan.batch_row(row);
             for (head, out) in out.chunks_exact_mut(shape.value_dim).enumerate() {
                 let output = recurrent.output(&shape, plan, (source, head));
-                kernels::rms_norm(path, output, &self.norm, config.rms_norm_eps, 0.0, out);
+                kernels::rms_norm(path, output, &self.norm, config.norms.eps, 0.0, out);
             }
             let gates = &gates[row * width..][..width];
             match self.config.kind {

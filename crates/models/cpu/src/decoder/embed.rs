@@ -4,7 +4,8 @@
 use std::ops::Range;
 
 use stolon_backend::{SliceImage, StepBatch};
-use stolon_kernels as kernels;
+use stolon_checkpoint::config::DecoderConfig;
+use stolon_kernels::{self as kernels, Path};
 
 use super::Decoder;
 use crate::workers::Workers;
@@ -14,8 +15,16 @@ impl Decoder {
     pub(crate) fn embedding(&self, token: u32) -> Vec<f32> {
         let mut row = vec![0.0; self.config.hidden_size];
         self.embedding.row(token as usize, &mut row);
+        normalize(self.embedding_norm().as_ref(), self.path, &mut row);
         scale_embedding(self.config.embedding_scale, &mut row);
         row
+    }
+
+    /// The weights, which are all 1, and the epsilon of the RMS norm of embeddings; `None` if the
+    /// model does not normalize them.
+    fn embedding_norm(&self) -> Option<(Vec<f32>, f32)> {
+        let DecoderConfig { norms, hidden_size, .. } = &self.config;
+        norms.embedding.then(|| (vec![1.0; *hidden_size], norms.eps))
     }
 
     /// Fills the residual stream with the embeddings of the batch's tokens and images.
@@ -24,7 +33,7 @@ impl Decoder {
         let in_vocabulary = 0..self.config.vocab_size as u32;
         let chunk = workers.chunk_rows(tokens.len(), width);
         let (embedding, scale) = (&self.embedding, self.config.embedding_scale);
-        let adapters = &self.adapters;
+        let (norm, path, adapters) = (self.embedding_norm(), self.path, &self.adapters);
         let x = &mut self.activations.x[..tokens.len() * width];
         let parts = x.chunks_mut(chunk * width).zip(tokens.chunks(chunk)).enumerate();
         workers.run(parts, |(part, (x, tokens))| {
@@ -32,6 +41,8 @@ impl Decoder {
             // Other tokens are positions of images, coordinates and sizes.
             for (row, (x, &token)) in rows.filter(|(_, (_, token))| in_vocabulary.contains(token)) {
                 embedding.row(token as usize, x);
+                // PEFT adds to the result of the module, which includes the norm.
+                normalize(norm.as_ref(), path, x);
                 adapters.embed(row, token, x);
                 scale_embedding(scale, x);
             }
@@ -73,6 +84,13 @@ fn image_rows(
             Some((rows[0]..rows[1], &values[(from - start) * width..(end - start) * width]))
         })
     })
+}
+
+/// Normalizes an embedding with these weights and this epsilon, if there are any.
+fn normalize(norm: Option<&(Vec<f32>, f32)>, path: Path, row: &mut [f32]) {
+    if let Some((weight, eps)) = norm {
+        kernels::rms_norm_in_place(path, row, weight, *eps, 0.0);
+    }
 }
 
 /// Multiplies an embedding by the model's factor, if it has one.

@@ -47,8 +47,8 @@ pub(super) struct Experts {
 impl Experts {
     /// Loads the experts that `spec` describes.
     pub(super) fn load(spec: &ExpertsWeights, loader: &mut Loader<'_>) -> Result<Self, ModelError> {
-        let ExpertsWeights { config, router_scale, router, bias, factors, experts, shared } = spec;
-        let router_norm = loader.optional_vector(router_scale.as_ref())?;
+        let ExpertsWeights { config, router_norm, router, bias, factors, experts, shared } = spec;
+        let router_norm = NormVectors::optional(router_norm.as_ref(), loader)?;
         let router_norm = router_norm.map(NormVectors::of_router);
         let router = loader.linear(router)?;
         let bias = loader.optional_vector(bias.as_ref())?;
@@ -78,10 +78,10 @@ impl Experts {
 #[derive(Debug)]
 pub(super) struct DenseAndExperts {
     pub(super) mlp: Mlp,
-    pub(super) mlp_output_norm: Vec<f32>,
+    pub(super) mlp_output_norm: NormVectors,
     pub(super) experts_input_norm: NormVectors,
     pub(super) experts: Experts,
-    pub(super) experts_output_norm: Vec<f32>,
+    pub(super) experts_output_norm: NormVectors,
 }
 
 impl DenseAndExperts {
@@ -99,10 +99,10 @@ impl DenseAndExperts {
         } = spec;
         Ok(Self {
             mlp: Mlp::load(mlp, loader)?,
-            mlp_output_norm: loader.vector(mlp_output_norm)?,
+            mlp_output_norm: NormVectors::load(mlp_output_norm, loader)?,
             experts_input_norm: NormVectors::load(experts_input_norm, loader)?,
             experts: Experts::load(experts, loader)?,
-            experts_output_norm: loader.vector(experts_output_norm)?,
+            experts_output_norm: NormVectors::load(experts_output_norm, loader)?,
         })
     }
 }

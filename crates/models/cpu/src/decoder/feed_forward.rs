@@ -75,7 +75,7 @@ impl MlpPass<'_> {
     fn add_dense(&mut self, mlp: &Mlp) {
         self.multiply_inputs(mlp);
         let Self { index, config, path, layer, workers, .. } = *self;
-        let own_norm = layer.mlp_output_norm.as_deref();
+        let own_norm = layer.mlp_output_norm.as_ref();
         let updates = self.adapters.updates(index, Site::Down);
         let residual = Residual { own_norm, ..output(config, path, mlp, updates) };
         let Activations { x, inner, projected, .. } = &mut *self.activations;
@@ -122,20 +122,17 @@ impl MlpPass<'_> {
         mixture.fill(0.0);
         pass.add(mixture, [normed, inner], routing, self.adapters, self.profile);
 
-        let (eps, offset, width) = (config.rms_norm_eps, config.norm_offset, config.hidden_size);
+        let width = config.hidden_size;
         let chunk = workers.chunk_rows(self.rows, 2 * width) * width;
         let parts = projected.chunks_mut(chunk).zip(mixture.chunks_mut(chunk));
         workers.run(parts, |(projected, mixture)| {
-            let norm = |rows: &mut [f32], weight: &[f32]| {
-                kernels::rms_norm_in_place(path, rows, weight, eps, offset);
-            };
-            norm(projected, &both.mlp_output_norm);
-            norm(mixture, &both.experts_output_norm);
+            both.mlp_output_norm.apply_in_place(path, projected);
+            both.experts_output_norm.apply_in_place(path, mixture);
             kernels::add(path, projected, mixture);
         });
-        match layer.mlp_output_norm.as_deref() {
+        match &layer.mlp_output_norm {
             Some(norm) => {
-                passes::add_normed(config, path, (norm, None), [x, projected], workers);
+                passes::add_normed(path, (norm, None), [x, projected], workers);
             }
             None => {
                 let parts = x.chunks_mut(chunk).zip(projected.chunks(chunk));
@@ -202,5 +199,5 @@ fn output<'a>(
 ) -> Residual<'a> {
     let scale = passes::output_scale(config, mlp.output_factor);
     let updates = Some(updates);
-    Residual { config, path, linear: &mlp.down, own_norm: None, updates, scale }
+    Residual { path, linear: &mlp.down, own_norm: None, updates, scale }
 }

@@ -196,7 +196,7 @@ impl Latent {
     ) {
         let Pass { index, config, path, plan, normed, workers, .. } = *pass;
         let LatentConfig { heads, sizes, rope, query_scaling, .. } = self.config;
-        let (eps, offset) = (config.rms_norm_eps, config.norm_offset);
+        let (eps, offset) = (config.norms.eps, config.norms.offset);
         let rows = normed.rows();
         let rope = pass.rope(rope);
         let rotate =
@@ -256,7 +256,7 @@ impl Latent {
         pass: &mut Pass<'_>,
     ) {
         let Pass { index, config, path, plan, normed, workers, .. } = *pass;
-        let (rows, eps, offset) = (normed.rows(), config.rms_norm_eps, config.norm_offset);
+        let (rows, eps, offset) = (normed.rows(), config.norms.eps, config.norms.offset);
         let LatentBuffers { low, operands, queries, .. } = buffers;
         let row_of = |row: usize, out: &mut [f32]| {
             kernels::rms_norm(path, &low[row * rank..][..rank], norm, eps, offset, out);

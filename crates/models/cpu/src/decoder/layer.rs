@@ -17,10 +17,10 @@ use super::per_layer::PerLayer;
 pub(super) struct Layer {
     pub(super) attention_input_norm: Option<NormVectors>,
     pub(super) mixers: Vec<Mixer>,
-    pub(super) attention_output_norm: Option<Vec<f32>>,
+    pub(super) attention_output_norm: Option<NormVectors>,
     pub(super) mlp_input_norm: Option<NormVectors>,
     pub(super) feed_forward: Option<FeedForward>,
-    pub(super) mlp_output_norm: Option<Vec<f32>>,
+    pub(super) mlp_output_norm: Option<NormVectors>,
     pub(super) per_layer: Option<PerLayer>,
     /// Factor by which the layer's output is multiplied; `None` for 1.
     pub(super) scale: Option<f32>,
@@ -86,13 +86,13 @@ impl Layer {
             mixers: mixers
                 .map(|(mixer, kept)| Mixer::load(mixer, *kept, loader))
                 .collect::<Result<_, _>>()?,
-            attention_output_norm: loader.optional_vector(attention_output_norm.as_ref())?,
+            attention_output_norm: NormVectors::optional(attention_output_norm.as_ref(), loader)?,
             mlp_input_norm: NormVectors::optional(mlp_input_norm.as_ref(), loader)?,
             feed_forward: mlp.as_ref().map(|mlp| FeedForward::load(mlp, loader)).transpose()?,
-            mlp_output_norm: loader.optional_vector(mlp_output_norm.as_ref())?,
+            mlp_output_norm: NormVectors::optional(mlp_output_norm.as_ref(), loader)?,
             per_layer: per_layer.as_ref().map(|own| PerLayer::load(own, loader)).transpose()?,
             scale: loader.optional_vector(scale.as_ref())?.map(|factor| factor[0]),
-            parallel: config.norms == NormPlacement::Parallel,
+            parallel: config.norms.placement == NormPlacement::Parallel,
         })
     }
 

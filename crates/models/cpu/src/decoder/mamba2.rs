@@ -197,7 +197,7 @@ impl Mamba2 {
             if let Some(norm) = &self.norm {
                 let groups = out.chunks_exact_mut(group).zip(norm.chunks_exact(group));
                 groups.for_each(|(out, weight)| {
-                    kernels::rms_norm_in_place(path, out, weight, config.rms_norm_eps, 0.0);
+                    kernels::rms_norm_in_place(path, out, weight, config.norms.eps, 0.0);
                 });
             }
         };

@@ -23,28 +23,35 @@ use crate::workers::Workers;
 /// The weights of a norm: the fields of [`NormWeights`].
 #[derive(Debug)]
 pub(super) struct NormVectors {
+    /// The offset of the weights is added.
     weight: Vec<f32>,
     /// The bias of a layer norm, zeroes if the model has none; `None` for an RMS norm.
     bias: Option<Vec<f32>>,
+    eps: f32,
 }
 
 impl NormVectors {
     pub(super) fn load(spec: &NormWeights, loader: &mut Loader<'_>) -> Result<Self, ModelError> {
-        let NormWeights { kind, weight, bias } = spec;
-        let weight = loader.vector(weight)?;
+        let NormWeights { kind, eps, offset, weight, bias } = spec;
+        let mut weight = loader.vector(weight)?;
+        weight.iter_mut().for_each(|weight| *weight += offset);
         let bias = match kind {
             NormKind::Rms | NormKind::Layer => loader.optional_vector(bias.as_ref())?,
             NormKind::LayerWithoutBias => Some(vec![0.0; weight.len()]),
         };
-        Ok(Self { weight, bias })
+        Ok(Self { weight, bias, eps: *eps })
     }
 
-    /// The RMS norm before a router. Its weights are `scale`, `[hidden_size]`, divided by the
-    /// square root of `hidden_size`.
-    pub(super) fn of_router(scale: Vec<f32>) -> Self {
-        let factor = (scale.len() as f32).powf(-0.5);
-        let weight = scale.into_iter().map(|scale| scale * factor).collect();
-        Self { weight, bias: None }
+    /// The RMS norm before a router, whose weights files store times the square root of
+    /// `hidden_size`.
+    pub(super) fn of_router(self) -> Self {
+        let factor = (self.weight.len() as f32).powf(-0.5);
+        Self { weight: self.weight.into_iter().map(|weight| weight * factor).collect(), ..self }
+    }
+
+    /// Normalizes the rows of `x` with this RMS norm.
+    pub(super) fn apply_in_place(&self, path: Path, x: &mut [f32]) {
+        kernels::rms_norm_in_place(path, x, &self.weight, self.eps, 0.0);
     }
 
     /// The same as [`Self::load`], if there is a norm.
@@ -81,15 +88,12 @@ pub(super) struct Norm<'a> {
     vectors: Option<&'a NormVectors>,
     /// Number of elements of a row.
     width: usize,
-    eps: f32,
-    offset: f32,
     path: Path,
 }
 
 impl<'a> Norm<'a> {
     pub(super) fn of(config: &DecoderConfig, vectors: Option<&'a NormVectors>, path: Path) -> Self {
-        let (eps, offset) = (config.rms_norm_eps, config.norm_offset);
-        Self { vectors, width: config.hidden_size, eps, offset, path }
+        Self { vectors, width: config.hidden_size, path }
     }
 
     /// Normalizes the rows of `x` and packs them into `out`.
@@ -108,13 +112,12 @@ impl<'a> Norm<'a> {
 
     /// Normalizes the rows of `x` into `out` on the calling thread.
     pub(super) fn apply(&self, x: &[f32], out: &mut [f32]) {
-        let (path, eps) = (self.path, self.eps);
         match self.vectors {
-            Some(NormVectors { weight, bias: Some(bias) }) => {
-                kernels::layer_norm(path, x, &LayerNorm { weight, bias, eps }, out);
+            Some(NormVectors { weight, bias: Some(bias), eps }) => {
+                kernels::layer_norm(self.path, x, &LayerNorm { weight, bias, eps: *eps }, out);
             }
-            Some(NormVectors { weight, bias: None }) => {
-                kernels::rms_norm(path, x, weight, eps, self.offset, out);
+            Some(NormVectors { weight, bias: None, eps }) => {
+                kernels::rms_norm(self.path, x, weight, *eps, 0.0, out);
             }
             None => out.copy_from_slice(x),
         }
@@ -148,7 +151,7 @@ impl<'a> Heads<'a> {
         rope: Option<&'a RopeTable>,
         plan: &'a BatchRows,
     ) -> Self {
-        let (eps, norm_offset) = (config.rms_norm_eps, config.norm_offset);
+        let (eps, norm_offset) = (config.norms.eps, config.norms.offset);
         Self { path, head_dim, eps, norm_offset, norm: None, query_scaling: None, rope, plan }
     }
 
@@ -248,11 +251,10 @@ pub(super) fn output_scale(config: &DecoderConfig, own: f32) -> Option<f32> {
 /// A projection whose result is added to the residual stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Residual<'a> {
-    pub(super) config: &'a DecoderConfig,
     pub(super) path: Path,
     pub(super) linear: &'a Linear,
-    /// Weights of the norm of the result before it is added, `[hidden_size]`.
-    pub(super) own_norm: Option<&'a [f32]>,
+    /// The RMS norm of the result before it is added.
+    pub(super) own_norm: Option<&'a NormVectors>,
     /// The updates of the projection by adapters; `None` if adapters cannot change this projection.
     pub(super) updates: Option<Updates<'a>>,
     /// Factor by which the result is multiplied; `None` for 1.
@@ -270,12 +272,12 @@ impl Residual<'_> {
         projected: &mut [f32],
         workers: &Workers,
     ) -> Duration {
-        let Some(weight) = self.own_norm else {
+        let Some(norm) = self.own_norm else {
             return self.multiply(rows, Sink::Add(x), workers);
         };
         let projected = &mut projected[..x.len()];
         self.multiply(rows, Sink::Rows(projected), workers);
-        add_normed(self.config, self.path, (weight, self.scale), [x, projected], workers);
+        add_normed(self.path, (norm, self.scale), [x, projected], workers);
         Duration::ZERO
     }
 
@@ -299,21 +301,19 @@ impl Residual<'_> {
     }
 }
 
-/// Normalizes the rows of `other` with the weights `weight`, multiplies them by `scale`, and adds
+/// Normalizes the rows of `other` with the RMS norm `norm`, multiplies them by `scale`, and adds
 /// them to `x`.
 pub(super) fn add_normed(
-    config: &DecoderConfig,
     path: Path,
-    (weight, scale): (&[f32], Option<f32>),
+    (norm, scale): (&NormVectors, Option<f32>),
     [x, other]: [&mut [f32]; 2],
     workers: &Workers,
 ) {
-    let (eps, offset) = (config.rms_norm_eps, config.norm_offset);
-    let width = weight.len();
+    let width = norm.weight.len();
     let chunk = workers.chunk_rows(x.len() / width, 2 * width);
     let parts = x.chunks_mut(chunk * width).zip(other.chunks_mut(chunk * width));
     workers.run(parts, |(x, other)| {
-        kernels::rms_norm_in_place(path, other, weight, eps, offset);
+        norm.apply_in_place(path, other);
         if let Some(factor) = scale {
             kernels::scale(path, other, factor);
         }

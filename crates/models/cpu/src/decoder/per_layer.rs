@@ -16,7 +16,7 @@ use stolon_kernels::{
 
 use super::activations::Activations;
 use super::linear::{Linear, Loader};
-use super::passes;
+use super::passes::{self, NormVectors};
 use crate::workers::Workers;
 
 /// The per-layer embeddings of a model: the fields of [`PerLayerEmbeddingWeights`].
@@ -62,7 +62,7 @@ impl PerLayerEmbedding {
         normed.reset(rows, &[&projection.matrix]);
         normed.pack(workers.for_pass(rows, config.hidden_size), &x[..rows * config.hidden_size]);
         let scale = (config.hidden_size as f32).powf(-0.5);
-        let norm = HeadNorm { weight, eps: config.rms_norm_eps, offset: config.norm_offset };
+        let norm = HeadNorm { weight, eps: config.norms.eps, offset: config.norms.offset };
         let finish = |sums: RowSums<'_>| {
             projection.add_bias(path, sums.feature, sums.first);
             kernels::scale(path, sums.first, scale);
@@ -102,7 +102,7 @@ pub(super) struct PerLayer {
     /// The function of the gate.
     function: GateFunction,
     projection: Linear,
-    norm: Vec<f32>,
+    norm: NormVectors,
 }
 
 impl PerLayer {
@@ -120,7 +120,7 @@ impl PerLayer {
             gate: loader.linear(gate)?,
             function: *function,
             projection: loader.linear(projection)?,
-            norm: loader.vector(norm)?,
+            norm: NormVectors::load(norm, loader)?,
         })
     }
 
@@ -157,9 +157,9 @@ impl PerLayer {
         let sink = Sink::Operands(inner.only());
         let product = Product { group: 0, matrices: &matrices, step: 1, epilogue, sink };
         multiply(path, workers.for_products(&matrices, rows), normed, &mut [product]);
-        let (linear, own_norm) = (projection, Some(&norm[..]));
+        let (linear, own_norm) = (projection, Some(norm));
         let (updates, scale) = (None, None);
-        let residual = passes::Residual { config, path, linear, own_norm, updates, scale };
+        let residual = passes::Residual { path, linear, own_norm, updates, scale };
         residual.add(inner, x, projected, workers);
     }
 }

@@ -80,7 +80,7 @@ impl Case {
             rows.map(|row| row.iter().map(|value| f64::from(*value)).collect()).collect()
         };
         let mut case = Self { config, weights, normed: Vec::new(), added: in_rows(&added) };
-        let offset = f64::from(case.config.norm_offset);
+        let offset = f64::from(case.config.norms.offset);
         let norm = case.weights["input_layernorm"].iter().map(|weight| weight + offset);
         let norm: Vec<f64> = norm.collect();
         case.normed = in_rows(&rows).iter().map(|row| case.rms_norm(row, &norm)).collect();
@@ -99,7 +99,7 @@ impl Case {
 
     /// `x` divided by the root of its mean square, times `weight`.
     pub(super) fn rms_norm(&self, x: &[f64], weight: &[f64]) -> Vec<f64> {
-        let mean = dot(x, x) / x.len() as f64 + f64::from(self.config.rms_norm_eps);
+        let mean = dot(x, x) / x.len() as f64 + f64::from(self.config.norms.eps);
         x.iter().zip(weight).map(|(x, weight)| x / mean.sqrt() * weight).collect()
     }
 

@@ -137,7 +137,7 @@ fn layers_without_mixers_may_follow_all_others() {
     let mut kinds = BTreeSet::new();
     for name in fixture::names() {
         let LoadedModel { config: whole, .. } = fixture::model(&name);
-        if whole.norms != NormPlacement::Input {
+        if whole.norms.placement != NormPlacement::Input {
             // Such models have no norm that the MLP could have for itself, and are refused.
             continue;
         }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 use serde_json::Value;
-use stolon_checkpoint::config::KeysAndValues;
+use stolon_checkpoint::config::{KeysAndValues, NormsConfig};
 use stolon_checkpoint::{
     Activation, Architecture, AttentionConfig, DecoderConfig, FeedForwardConfig, LayerConfig,
     MixerConfig,
@@ -248,7 +248,10 @@ fn properties(config: &DecoderConfig) -> BTreeMap<&'static str, String> {
     ];
     let qk_norm = attention.and_then(|attention| attention.qk_norm);
     let value_norm = has(|attention| attention.value_norm);
-    let norms = (config.norms, config.norm_kind, qk_norm, value_norm);
+    let NormsConfig { placement, kind, eps, output_eps, offset, plain_final, embedding } =
+        config.norms;
+    let norms = (placement, kind, qk_norm, value_norm);
+    let more = (eps == output_eps, plain_final, embedding);
     let parts = [
         config.per_layer_input.is_some(),
         config.layer_scales,
@@ -260,7 +263,7 @@ fn properties(config: &DecoderConfig) -> BTreeMap<&'static str, String> {
     let mut properties = BTreeMap::from([
         ("tie", config.tie_word_embeddings.to_string()),
         ("biases", format!("{biases:?}")),
-        ("norms", format!("{norms:?}, offset {}", config.norm_offset)),
+        ("norms", format!("{norms:?}, offset {offset}, {more:?}")),
         ("parts", format!("{parts:?}, {function}")),
         ("factors", factors(config)),
         ("rope", ropes(config)),

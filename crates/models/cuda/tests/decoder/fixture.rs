@@ -19,7 +19,7 @@ pub(super) fn computes(config: &DecoderConfig) -> bool {
         _ => false,
     };
     config.layers.iter().all(is_attention)
-        && config.norm_kind == NormKind::Rms
+        && config.norms.kind == NormKind::Rms
         && config.architecture != Architecture::Gemma4
 }
 

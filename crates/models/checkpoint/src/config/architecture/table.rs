@@ -12,9 +12,10 @@ mod recurrent;
 
 use super::Architecture::*;
 use super::{
-    AttentionScale, Bias, Defaults, Description, Dialect, Gate, Gguf, Pattern, Rotation, Windows,
+    AttentionScale, Bias, Defaults, Description, Dialect, Gate, Gguf, Pattern, Rotation, Softcaps,
+    Windows,
 };
-use crate::config::{NormKind, NormPlacement, QkNorm, RopeScaling};
+use crate::config::{GateFunction, NormKind, NormPlacement, QkNorm, RopeScaling};
 use adjacent::{ERNIE45, GLM4};
 use deepseek::{DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, MISTRAL4, YOUTU};
 use gemma::{GEMMA2, GEMMA3, GEMMA4};
@@ -47,17 +48,21 @@ const LLAMA: Description = Description {
     qkv_bias: Bias::Key("attention_bias", false),
     output_bias: Bias::Key("attention_bias", false),
     output_gate: false,
+    own_gate_matrix: false,
     mlp_bias: Bias::Key("mlp_bias", false),
     mlp_gate: true,
     norms: NormPlacement::Input,
     norm_kind: NormKind::Rms,
     norm_eps: "rms_norm_eps",
     norm_offset: 0.0,
+    plain_final_norm: false,
+    output_norm_eps: None,
+    embedding_norm: false,
     qk_norm: None,
     qk_norm_needs_flag: false,
     value_norm: false,
     dialect: Dialect::Transformers,
-    gate: Gate::Silu,
+    gate: Gate::Key("hidden_act", GateFunction::Silu),
     attention_sinks: false,
     attention_scale: AttentionScale::HeadDim,
     query_scaling: None,
@@ -312,8 +317,46 @@ const LFM2: Description = Description {
     ..LLAMA
 };
 
+const MUSE_GLIMMER: Description = Description {
+    architecture: MuseGlimmer,
+    model_types: &["muse_glimmer_text", "muse_glimmer"],
+    classes: &["MuseGlimmerForConditionalGeneration"],
+    multimodal: &["muse_glimmer"],
+    defaults: Defaults {
+        vocab_size: 202_048,
+        hidden_size: 6656,
+        intermediate_size: 19_968,
+        num_layers: 52,
+        num_kv_heads: Some(2),
+        head_dim: Some(128),
+        max_positions: 131_072,
+        rms_norm_eps: 1e-5,
+        sliding_window: Some(2048),
+        eos_token_ids: &[200_001],
+        bos_token_id: Some(200_000),
+        ..LLAMA.defaults
+    },
+    mlp_bias: Bias::Never,
+    output_gate: true,
+    own_gate_matrix: true,
+    norms: NormPlacement::InputAndOutput,
+    norm_offset: 1.0,
+    plain_final_norm: true,
+    output_norm_eps: Some(("post_norm_eps", 1e-8)),
+    embedding_norm: true,
+    qk_norm: Some(QkNorm::HeadWithoutWeights),
+    gate: Gate::Key("hidden_activation", GateFunction::Silu),
+    attention_scale: AttentionScale::QkFactor,
+    softcaps: Some(Softcaps { attention: None, logits: Some(20.0) }),
+    logit_scale: Some(("output_multiplier", 0.196_116_14)),
+    rotation: Rotation { local_only: true, ..LLAMA.rotation },
+    windows: Windows::Some(Pattern::AllButEveryBeforeLast(4)),
+    gguf: Gguf { adjacent: true, ..gguf(&["muse-glimmer"]) },
+    ..LLAMA
+};
+
 /// One row per architecture, in the order of [`Architecture`](super::Architecture).
-pub(super) static TABLE: [Description; 43] = [
+pub(super) static TABLE: [Description; 44] = [
     LLAMA,
     MISTRAL,
     MINISTRAL3,
@@ -333,6 +376,7 @@ pub(super) static TABLE: [Description; 43] = [
     GEMMA2,
     GEMMA3,
     GEMMA4,
+    MUSE_GLIMMER,
     MIXTRAL,
     OLMOE,
     QWEN2_MOE,

@@ -1,6 +1,6 @@
 //! Parses the sliding windows and rotary embeddings of the layers of a GGUF file.
 
-use super::super::architecture::{Description, Pattern, Windows};
+use super::super::architecture::{Description, Windows};
 use super::super::{LAYERS_MAX, LayerConfig, Rope, RopeScaling};
 use super::Metadata;
 use crate::error::ModelError;
@@ -52,10 +52,11 @@ impl Metadata<'_> {
             // No known file of these architectures has a window.
             _ if row.windows_need_flag => return Err(self.unsupported(key, "nothing", window)),
             Windows::Everywhere => vec![true; count],
-            Windows::Some(Pattern::Even) => self.sliding_layers(count, 2)?,
-            Windows::Some(Pattern::AllButEvery(step)) => self.sliding_layers(count, step)?,
-            Windows::Some(Pattern::From | Pattern::EvenBelow | Pattern::Unrotated)
-            | Windows::Nowhere => return Err(self.unsupported(key, "nothing", window)),
+            Windows::Some(pattern) => match pattern.step() {
+                Some(step) => self.sliding_layers(count, step)?,
+                None => return Err(self.unsupported(key, "nothing", window)),
+            },
+            Windows::Nowhere => return Err(self.unsupported(key, "nothing", window)),
         };
         if let Some(theta) = row.rotation.local_theta {
             let theta = self.float("rope.freq_base_swa")?.unwrap_or(theta);

@@ -50,6 +50,7 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
         "attn_k" => "self_attn.k_proj",
         "attn_v" => "self_attn.v_proj",
         "attn_qkv" => "self_attn.qkv_proj",
+        "attn_gate" => "self_attn.gate_proj",
         "attn_output" => "self_attn.o_proj",
         "attn_q_a" => "self_attn.q_a_proj",
         "attn_q_a_norm" => "self_attn.q_a_layernorm",

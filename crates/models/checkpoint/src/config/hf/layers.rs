@@ -3,7 +3,7 @@
 use super::super::architecture::{Description, Mamba, Pattern, Windows};
 use super::super::keys::Keys;
 use super::super::{LAYERS_MAX, LayerConfig};
-use super::nemotron;
+use super::{nemotron, rope};
 use crate::error::ModelError;
 
 /// Default of `max_window_layers`.
@@ -40,12 +40,36 @@ pub(super) fn parse(
         },
     };
     let local_only = row.rotation.local_only && window.is_some();
-    let layer = |(is_sliding, rotated): (bool, bool)| {
-        let is_rotated = rotated && (is_sliding || !local_only);
-        let rope = is_rotated.then_some(if is_sliding { local } else { 0 });
-        plain.at(rope, window.filter(|_| is_sliding))
+    let is_rotated = |layer: usize| rotated[layer] && (is_sliding[layer] || !local_only);
+    check_thetas(row, keys, count, is_rotated)?;
+    let layer = |index: usize| {
+        let rope = is_rotated(index).then_some(if is_sliding[index] { local } else { 0 });
+        plain.at(rope, window.filter(|_| is_sliding[index]))
     };
-    Ok(is_sliding.into_iter().zip(rotated).map(layer).collect())
+    Ok((0..count).map(layer).collect())
+}
+
+/// Checks the list `layer_rope_theta` (Muse Glimmer), which repeats what other keys say: for each
+/// layer the theta of the rotary embedding, or 0 if it has none.
+fn check_thetas(
+    row: &Description,
+    keys: &Keys<'_>,
+    count: usize,
+    is_rotated: impl Fn(usize) -> bool,
+) -> Result<(), ModelError> {
+    let key = "layer_rope_theta";
+    let Some(thetas) = keys.numbers(key)? else { return Ok(()) };
+    let theta = match rope::parameters(keys)? {
+        Some(parameters) => parameters.positive("rope_theta")?,
+        None => keys.positive("rope_theta")?,
+    };
+    let theta = theta.unwrap_or(row.rotation.theta) as f32;
+    let expected = |layer| if is_rotated(layer) { theta } else { 0.0 };
+    if thetas.len() == count && (0..count).all(|layer| thetas[layer] == expected(layer)) {
+        return Ok(());
+    }
+    let expected = format!("{theta} for the layers with a sliding window, and 0 for the others");
+    Err(keys.unsupported(key, &expected))
 }
 
 /// The window of the layers with a sliding window.
@@ -104,6 +128,9 @@ fn by_pattern(
         Pattern::AllButEvery(step) => {
             let step = keys.size("sliding_window_pattern")?.unwrap_or(step);
             layers.map(|layer| (layer + 1) % step != 0).collect()
+        }
+        Pattern::AllButEveryBeforeLast(step) => {
+            layers.rev().map(|number| !number.is_multiple_of(step)).collect()
         }
         Pattern::Unrotated => rotated.iter().map(|rotated| !rotated).collect(),
     })

@@ -26,9 +26,7 @@ pub(super) fn parse(
 /// The activation of the inner features.
 fn activation(row: &Description, keys: &Keys<'_>) -> Result<Activation, ModelError> {
     let (key, default) = match row.gate {
-        Gate::Silu => ("hidden_act", "silu"),
-        Gate::GeluAct => ("hidden_act", "gelu_pytorch_tanh"),
-        Gate::Gelu => ("hidden_activation", "gelu_pytorch_tanh"),
+        Gate::Key(key, default) => (key, default),
         Gate::SquaredRelu => {
             let key = "mlp_hidden_act";
             return match keys.text(key)? {
@@ -42,15 +40,19 @@ fn activation(row: &Description, keys: &Keys<'_>) -> Result<Activation, ModelErr
             return Ok(GateFunction::ClampedSwiglu { alpha, limit }.into());
         }
     };
-    match (keys.text(key)?.unwrap_or(default), row.mlp_gate) {
-        ("silu" | "swish", true) => Ok(GateFunction::Silu.into()),
-        ("gelu_pytorch_tanh", true) => Ok(GateFunction::GeluTanh.into()),
-        ("gelu_pytorch_tanh", false) => Ok(Activation::Plain(PlainFunction::GeluTanh)),
-        ("silu" | "swish", false) => {
+    let function = match keys.text(key)? {
+        None => default,
+        Some("silu" | "swish") => GateFunction::Silu,
+        Some("gelu_pytorch_tanh") => GateFunction::GeluTanh,
+        Some(_) => return Err(keys.unsupported(key, "silu or gelu_pytorch_tanh")),
+    };
+    match (function, row.mlp_gate) {
+        (function, true) => Ok(function.into()),
+        (GateFunction::GeluTanh, false) => Ok(Activation::Plain(PlainFunction::GeluTanh)),
+        (_, false) => {
             let expected = "gelu_pytorch_tanh or relu2 in an MLP without a gate";
             Err(ModelError::unsupported(keys.file, "hidden_act", expected, "others"))
         }
-        _ => Err(keys.unsupported(key, "silu or gelu_pytorch_tanh")),
     }
 }
 

@@ -6,7 +6,7 @@ use super::super::architecture::Description;
 use super::super::{
     Activation, Architecture, AttentionConfig, DecoderConfig, ExpertScores, ExpertsConfig,
     FeedForwardConfig, GateFunction, Keys, KeysAndValues, LAYERS_MAX, LayerConfig, MlpConfig,
-    PlainFunction, Rope, RopeScaling,
+    NormsConfig, PlainFunction, Rope, RopeScaling,
 };
 use super::{ParsedConfig, other_keys};
 use crate::error::ModelError;
@@ -87,13 +87,10 @@ fn decoder(
         architecture: row.architecture,
         vocab_size: size("vocab_size", defaults.vocab_size)?,
         hidden_size,
-        rms_norm_eps: defaults.rms_norm_eps as f32,
-        norm_offset: 0.0,
+        norms: NormsConfig::of(row, defaults.rms_norm_eps as f32),
         max_positions: size("max_context", defaults.max_positions)?,
         tie_word_embeddings: false,
         head_bias: true,
-        norms: row.norms,
-        norm_kind: row.norm_kind,
         per_layer_input: None,
         layer_scales: false,
         embedding_scale: None,

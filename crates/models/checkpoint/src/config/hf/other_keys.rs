@@ -12,7 +12,7 @@ const NOTES_MAX: usize = 20;
 
 /// Keys of other parts of a model, which have their own readers: encoders of images and sounds,
 /// embeddings and skills, and the tokens that stand for images and sounds.
-const OTHER_PARTS: [&str; 42] = [
+const OTHER_PARTS: [&str; 44] = [
     "_pad_token_id",
     "audio_config",
     "audio_seq_length",
@@ -35,10 +35,12 @@ const OTHER_PARTS: [&str; 42] = [
     "mm_tokens_per_image",
     "modality_projector",
     "multimodal_projector_bias",
+    "out_hidden_size",
     "pad_token_id",
     "perceiver_config",
     "processor_class",
     "projector_hidden_act",
+    "projector_hidden_size",
     "quantization_config",
     "scale_factor",
     "sentence_transformers",

@@ -1,6 +1,7 @@
 mod gemma4;
 mod latent;
 mod moondream;
+mod muse_glimmer;
 mod recurrent;
 
 use serde_json::{Value, json};
@@ -87,7 +88,7 @@ fn defaults_are_those_of_transformers() {
         assert_eq!(sizes(&config), expected, "{name}");
         let eps =
             if matches!(name, "phi3" | "olmo2" | "mixtral" | "gpt_oss") { 1e-5 } else { 1e-6 };
-        assert_eq!(config.rms_norm_eps, eps, "{name}");
+        assert_eq!(config.norms.eps, eps, "{name}");
         let tied = name.starts_with("gemma") || name == "smollm3";
         assert_eq!(config.tie_word_embeddings, tied, "{name}");
         assert_eq!(config.architecture.name(), name);
@@ -121,7 +122,7 @@ fn biases_norms_and_scales_follow_the_architecture() {
     assert_eq!(biases(model("qwen3")), (true, true, false, true));
     assert_eq!(biases(model("gemma3_text")), (true, true, false, true));
     let gemma = decoder(json!({ "model_type": "gemma3_text", "query_pre_attn_scalar": 64 }));
-    assert_eq!((gemma.norm_offset, gemma.norms), (1.0, NormPlacement::InputAndOutput));
+    assert_eq!((gemma.norms.offset, gemma.norms.placement), (1.0, NormPlacement::InputAndOutput));
     assert_eq!(dense(&gemma).activation, GateFunction::GeluTanh.into());
     assert_eq!(attention(&gemma).scale, 0.125);
     assert_eq!(gemma.embedding_scale, Some(48.0));
@@ -291,7 +292,7 @@ fn granite_4_follows_the_configuration() {
 fn models_with_layer_norms_follow_the_configuration() {
     let starcoder = decoder(json!({ "model_type": "starcoder2" }));
     assert_eq!(
-        (starcoder.norm_kind, dense(&starcoder).activation),
+        (starcoder.norms.kind, dense(&starcoder).activation),
         (NormKind::Layer, Activation::Plain(PlainFunction::GeluTanh))
     );
     assert!(
@@ -303,11 +304,11 @@ fn models_with_layer_norms_follow_the_configuration() {
         "model_type": "starcoder2", "use_bias": false, "norm_epsilon": 0.5, "sliding_window": 8,
     });
     let changed = decoder(changed);
-    assert_eq!((attention(&changed).qkv_bias, changed.rms_norm_eps), (false, 0.5));
+    assert_eq!((attention(&changed).qkv_bias, changed.norms.eps), (false, 0.5));
     assert_eq!(sliding(&changed).len(), 30);
     let cohere = decoder(json!({ "model_type": "cohere2", "num_hidden_layers": 8 }));
     assert_eq!(
-        (cohere.norm_kind, dense(&cohere).activation),
+        (cohere.norms.kind, dense(&cohere).activation),
         (NormKind::LayerWithoutBias, GateFunction::Silu.into())
     );
     assert_eq!((cohere.logit_scale, attention(&cohere).kv_heads), (Some(0.0625), 64));
@@ -559,7 +560,7 @@ fn gemma2_configurations_are_read() {
     assert_eq!((attention(&small).scale, attention(&small).qk_norm), (0.0625, None));
     assert_eq!((sliding(&small), small.layers[0].sliding_window()), (vec![0, 2], Some(4096)));
     assert_eq!((&small.ropes[..], small.layers[0].rope()), (&[plain(1e4)][..], Some(0)));
-    assert_eq!((small.norm_offset, small.embedding_scale), (1.0, Some(48.0)));
+    assert_eq!((small.norms.offset, small.embedding_scale), (1.0, Some(48.0)));
     let large = gemma(json!({
         "hidden_size": 4608, "head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 16,
         "query_pre_attn_scalar": 144, "attn_logit_softcapping": null,
@@ -635,7 +636,7 @@ fn olmo2_configurations_are_read() {
     let config = parsed.decoder;
     assert_eq!((parsed.bos_token_id, &parsed.eos_token_ids[..]), (None, &[100_257][..]));
     assert_eq!(
-        (config.norms, attention(&config).qk_norm),
+        (config.norms.placement, attention(&config).qk_norm),
         (NormPlacement::Output, Some(QkNorm::Position))
     );
     let names: Vec<_> = config.tensors().into_iter().map(|spec| (spec.name, spec.shape)).collect();

@@ -1,10 +1,10 @@
 //! The weights of the second half of layers: MLPs and mixtures of experts.
 
 use super::{LinearWeights, NormWeights, StackedWeights, TensorRole, TensorSpec};
-use super::{factors, linear, norm};
+use super::{factors, linear};
 use crate::config::{
     Activation, DecoderConfig, ExpertScores, ExpertsConfig, FeedForwardConfig, GateConfig,
-    MlpConfig, PlainFunction,
+    MlpConfig, NormKind, PlainFunction,
 };
 
 /// An MLP, with or without a gate.
@@ -33,9 +33,9 @@ pub enum MlpInputs {
 pub struct ExpertsWeights {
     /// The configuration, which says how experts are chosen.
     pub config: ExpertsConfig,
-    /// Weights of the RMS norm of the router's input, times the square root of `hidden_size`:
-    /// `[hidden_size]`. `None` if the router reads the input of the experts.
-    pub router_scale: Option<TensorSpec>,
+    /// The RMS norm of the router's input, with the weights times the square root of `hidden_size`.
+    /// `None` if the router reads the input of the experts.
+    pub router_norm: Option<NormWeights>,
     /// The projection to the score of each expert, `[experts, hidden_size]`.
     pub router: LinearWeights,
     /// The bias of each expert's score, `[experts]`. It affects only which experts are chosen.
@@ -90,13 +90,13 @@ pub struct DenseAndExpertsWeights {
     /// The MLP for all tokens.
     pub mlp: MlpWeights,
     /// The norm of the MLP's output.
-    pub mlp_output_norm: TensorSpec,
+    pub mlp_output_norm: NormWeights,
     /// The norm of the residual stream before the experts.
     pub experts_input_norm: NormWeights,
     /// The experts.
     pub experts: ExpertsWeights,
     /// The norm of the experts' output.
-    pub experts_output_norm: TensorSpec,
+    pub experts_output_norm: NormWeights,
 }
 
 impl DecoderConfig {
@@ -118,13 +118,10 @@ impl DecoderConfig {
                 let names = ["router", "experts", "mlp"].map(at);
                 FeedForwardWeights::DenseAndExperts(DenseAndExpertsWeights {
                     mlp: dense(mlp),
-                    mlp_output_norm: norm(&at("post_feedforward_layernorm_1"), self.hidden_size),
+                    mlp_output_norm: self.residual_norm(&at("post_feedforward_layernorm_1")),
                     experts_input_norm: self.residual_norm(&at("pre_feedforward_layernorm_2")),
                     experts: self.expert_weights(*experts, &names),
-                    experts_output_norm: norm(
-                        &at("post_feedforward_layernorm_2"),
-                        self.hidden_size,
-                    ),
+                    experts_output_norm: self.residual_norm(&at("post_feedforward_layernorm_2")),
                 })
             }
         }
@@ -177,7 +174,13 @@ impl DecoderConfig {
         };
         ExpertsWeights {
             config,
-            router_scale: scaled("scale", self.hidden_size),
+            router_norm: scaled("scale", self.hidden_size).map(|weight| NormWeights {
+                kind: NormKind::Rms,
+                eps: self.norms.eps,
+                offset: 0.0,
+                weight,
+                bias: None,
+            }),
             router: gate(&scores_name, count, router_bias),
             factors: scaled("per_expert_scale", count),
             bias: (scores == ExpertScores::Sigmoid { bias: true }).then(|| TensorSpec {

@@ -41,7 +41,7 @@ impl MlpWeights {
 
 impl NormWeights {
     pub(in crate::config) fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self { kind: _, weight, bias } = self;
+        let Self { kind: _, eps: _, offset: _, weight, bias } = self;
         list.push(weight);
         list.extend(bias);
     }
@@ -51,10 +51,10 @@ impl DenseAndExpertsWeights {
     fn list(self, list: &mut Vec<TensorSpec>) {
         let Self { mlp, mlp_output_norm, experts_input_norm, experts, experts_output_norm } = self;
         mlp.list(list);
-        list.push(mlp_output_norm);
+        mlp_output_norm.list(list);
         experts_input_norm.list(list);
         experts.list(list);
-        list.push(experts_output_norm);
+        experts_output_norm.list(list);
     }
 }
 
@@ -62,7 +62,7 @@ impl PerLayerWeights {
     fn list(self, list: &mut Vec<TensorSpec>) {
         let Self { config: _, gate, projection, norm } = self;
         [gate, projection].into_iter().for_each(|linear| linear.list(list));
-        list.push(norm);
+        norm.list(list);
     }
 }
 
@@ -77,8 +77,8 @@ impl PerLayerEmbeddingWeights {
 
 impl ExpertsWeights {
     pub(super) fn list(self, list: &mut Vec<TensorSpec>) {
-        let Self { config: _, router_scale, router, bias, factors, experts, shared } = self;
-        list.extend(router_scale);
+        let Self { config: _, router_norm, router, bias, factors, experts, shared } = self;
+        router_norm.into_iter().for_each(|norm| norm.list(list));
         router.list(list);
         list.extend(bias.into_iter().chain(factors));
         experts.into_iter().for_each(|expert| expert.list(list));
@@ -199,7 +199,7 @@ impl LayerWeights {
             MixerWeights::Mamba2(mamba2) => mamba2.list(list),
             MixerWeights::Latent(latent) => latent.list(list),
         });
-        list.extend(attention_output_norm);
+        attention_output_norm.into_iter().for_each(|norm| norm.list(list));
         mlp_input_norm.into_iter().for_each(|norm| norm.list(list));
         match mlp {
             Some(FeedForwardWeights::Dense(mlp)) => mlp.list(list),
@@ -207,7 +207,7 @@ impl LayerWeights {
             Some(FeedForwardWeights::DenseAndExperts(both)) => both.list(list),
             None => {}
         }
-        list.extend(mlp_output_norm);
+        mlp_output_norm.into_iter().for_each(|norm| norm.list(list));
         if let Some(per_layer) = per_layer {
             per_layer.list(list);
         }

@@ -4,7 +4,7 @@ use super::delta_net::DeltaNetWeights;
 use super::{LinearWeights, StackedWeights, TensorRole, TensorSpec, linear, matrix, norm};
 use crate::config::{
     AttentionConfig, ConvolutionConfig, DecoderConfig, KeysAndValues, LatentConfig, LatentSizes,
-    Mamba2Config, MixerConfig, QkNorm,
+    Mamba2Config, MixerConfig,
 };
 
 /// The weights of attention.
@@ -25,8 +25,8 @@ pub struct AttentionWeights {
     /// The weights of the factors of queries and values, if attention is selective
     /// ([`AttentionConfig::selective`]).
     pub selective: Option<SelectiveWeights>,
-    /// The projection to the gates of attention's output. Files combine it with the projection to
-    /// queries in one matrix.
+    /// The projection to the gates of attention's output. Files may combine it with the projection
+    /// to queries in one matrix.
     pub gate: Option<LinearWeights>,
     /// The output projection.
     pub output: LinearWeights,
@@ -187,12 +187,6 @@ impl DecoderConfig {
         let (has_keys, has_values) = (config.has_own_kv(), keys_and_values == KeysAndValues::Own);
         let (hidden, queries, keys) = (self.hidden_size, heads * dim, kv_heads * dim);
         let qkv = |part: &str, rows| linear(&at(part), [rows, hidden], config.qkv_bias);
-        let head_norm = |part: &str, all| {
-            config.qk_norm.map(|kind| match kind {
-                QkNorm::Head => norm(&at(part), dim),
-                QkNorm::Position => norm(&at(part), all),
-            })
-        };
         let of_heads =
             |part: &str| TensorSpec { name: at(part), shape: vec![heads], role: TensorRole::Bias };
         let of_qkv = |part: &str| TensorSpec {
@@ -208,8 +202,8 @@ impl DecoderConfig {
                 key: has_keys.then(|| qkv("self_attn.k_proj", keys)),
                 value: has_values.then(|| qkv("self_attn.v_proj", keys)),
             },
-            q_norm: head_norm("self_attn.q_norm", queries),
-            k_norm: head_norm("self_attn.k_norm", keys).filter(|_| has_keys),
+            q_norm: config.head_norm(&at("self_attn.q_norm"), heads),
+            k_norm: config.head_norm(&at("self_attn.k_norm"), kv_heads).filter(|_| has_keys),
             sinks: config.sinks.then(|| of_heads("self_attn.sinks")),
             selective: config.selective.then(|| SelectiveWeights {
                 queries: of_qkv("self_attn.tau.wq"),

@@ -1,6 +1,6 @@
 //! The weights of per-layer embeddings (Gemma 4).
 
-use super::{LinearWeights, TensorRole, TensorSpec, linear, matrix, norm};
+use super::{LinearWeights, NormWeights, TensorRole, TensorSpec, linear, matrix, norm};
 use crate::config::{DecoderConfig, PerLayerInput};
 
 /// The weights with which one layer applies its per-layer embeddings. It adds
@@ -13,8 +13,8 @@ pub struct PerLayerWeights {
     pub gate: LinearWeights,
     /// The projection of the product, `[hidden_size, per_layer_input]`.
     pub projection: LinearWeights,
-    /// The norm of the result, `[hidden_size]`.
-    pub norm: TensorSpec,
+    /// The norm of the result.
+    pub norm: NormWeights,
 }
 
 /// The per-layer embeddings of all layers. Rows have `per_layer_input` values for each layer. The
@@ -42,7 +42,7 @@ impl DecoderConfig {
             config,
             gate: linear(&at("per_layer_input_gate"), [width, self.hidden_size], false),
             projection: linear(&at("per_layer_projection"), [self.hidden_size, width], false),
-            norm: norm(&at("post_per_layer_input_norm"), self.hidden_size),
+            norm: self.residual_norm(&at("post_per_layer_input_norm")),
         }
     }
 

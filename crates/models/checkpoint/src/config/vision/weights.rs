@@ -65,7 +65,7 @@ pub struct MergerWeights {
 }
 
 /// The weights of coordinates and sizes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RegionWeights {
     /// The norm of the residual stream before the bins are computed; `None` if MLPs compute them.
     pub norm: Option<NormWeights>,
@@ -215,7 +215,13 @@ impl VisionConfig {
         Some(RegionWeights {
             norm: regions.inner_size.is_none().then(|| {
                 let LayerNormWeights { weight, bias } = norm(&at("ln".to_owned()), width);
-                NormWeights { kind: NormKind::Layer, weight, bias: Some(bias) }
+                NormWeights {
+                    kind: NormKind::Layer,
+                    eps: self.tower.norm_eps,
+                    offset: 0.0,
+                    weight,
+                    bias: Some(bias),
+                }
             }),
             coordinates: values("coord", [1, regions.coordinate_features, coordinate_bins]),
             sizes: values("size", [2, regions.size_features, 2 * size_bins]),

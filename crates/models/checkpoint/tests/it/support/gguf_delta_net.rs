@@ -41,7 +41,9 @@ pub(crate) fn converted(
         let name = spec.name.replace(own, other);
         floats(weights, &name, &spec.shape)
     };
-    let gated = config.attention().filter(|attention| attention.output_gate);
+    // Muse Glimmer has a matrix of gates.
+    let is_combined = config.architecture != Architecture::MuseGlimmer;
+    let gated = config.attention().filter(|attention| attention.output_gate && is_combined);
     if gated.is_some() && spec.name.contains("self_attn.gate_proj") {
         return None;
     }

@@ -2,7 +2,7 @@
 
 use candle_core::quantized::QTensor;
 use candle_core::{Device, Tensor as CandleTensor};
-use stolon_checkpoint::config::{NormKind, NormPlacement, TensorRole, TensorSpec};
+use stolon_checkpoint::config::{NormKind, NormPlacement, QkNorm, TensorRole, TensorSpec};
 use stolon_checkpoint::{
     Activation, Architecture, AttentionConfig, DecoderConfig, FeedForwardConfig, LatentConfig,
     LayerConfig, MixerConfig, RopeScaling, TensorType, Weights,
@@ -91,6 +91,7 @@ fn gguf_name(name: &str, post_norms: bool) -> String {
         "self_attn.k_proj" => "attn_k",
         "self_attn.v_proj" => "attn_v",
         "self_attn.o_proj" => "attn_output",
+        "self_attn.gate_proj" => "attn_gate",
         "self_attn.q_a_proj" => "attn_q_a",
         "self_attn.q_a_layernorm" => "attn_q_a_norm",
         "self_attn.q_b_proj" => "attn_q_b",
@@ -177,6 +178,7 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
     let prefix = match config.architecture {
         Architecture::Gemma3 => "gemma3",
         Architecture::Gemma4 => "gemma4",
+        Architecture::MuseGlimmer => "muse-glimmer",
         Architecture::Mistral | Architecture::Mixtral => "llama",
         Architecture::Qwen2Moe => "qwen2moe",
         Architecture::Qwen3Moe => "qwen3moe",
@@ -292,15 +294,15 @@ fn metadata(config: &DecoderConfig, file: &mut GgufWriter) {
     }
     gguf_latent::metadata(config, prefix, file);
     file.set(&format!("{prefix}.rope.freq_base"), Meta::F32(config.ropes[0].theta as f32));
-    let kind = if config.norm_kind == NormKind::Rms { "layer_norm_rms" } else { "layer_norm" };
+    let kind = if config.norms.kind == NormKind::Rms { "layer_norm_rms" } else { "layer_norm" };
     let epsilon = format!("{prefix}.attention.{kind}_epsilon");
-    file.set(&epsilon, Meta::F32(config.rms_norm_eps));
+    file.set(&epsilon, Meta::F32(config.norms.eps));
     let granite = matches!(
         config.architecture,
         Architecture::Granite | Architecture::GraniteHybrid | Architecture::GraniteMoe
     );
     let logit_scale = match config.architecture {
-        Architecture::Cohere2 => config.logit_scale,
+        Architecture::Cohere2 | Architecture::MuseGlimmer => config.logit_scale,
         Architecture::FalconH1 => None,
         _ => config.logit_scale.map(|factor| 1.0 / factor),
     };
@@ -459,6 +461,24 @@ fn multiplier(config: &DecoderConfig, name: &str) -> f32 {
     factors.into_iter().find(|(part, _)| name.contains(part)).map_or(1.0, |(_, factor)| factor)
 }
 
+/// Adds the norms of queries and keys of Muse Glimmer, which the converter writes: the factor of the
+/// queries, and 1.
+fn add_constant_norms(config: &DecoderConfig, file: &mut GgufWriter) {
+    let attentions = config.layers.iter().map(LayerConfig::attention).enumerate();
+    for (layer, attention) in attentions {
+        let Some(attention) = attention else { continue };
+        if attention.qk_norm != Some(QkNorm::HeadWithoutWeights) {
+            continue;
+        }
+        let dim = attention.head_dim;
+        let factor = attention.scale * (dim as f32).sqrt();
+        for (name, number) in [("attn_q_norm", factor), ("attn_k_norm", 1.0_f32)] {
+            let bytes = number.to_le_bytes().repeat(dim);
+            file.tensors.push((format!("blk.{layer}.{name}.weight"), vec![dim], 0, bytes));
+        }
+    }
+}
+
 /// The model as a GGUF file with matrices in `dtype`.
 pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorType) -> GgufWriter {
     let mut file = GgufWriter::default();
@@ -474,10 +494,12 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             | Architecture::GraniteMoe
             | Architecture::Cohere2
             | Architecture::SmolLm3
+            | Architecture::MuseGlimmer
             | Architecture::Glm4
             | Architecture::Ernie45
     );
     let [heads, kv_heads, head_dim, rotary_dim] = heads(config);
+    add_constant_norms(config, &mut file);
     for spec in config.tensors() {
         let Some((mut values, mut shape)) = gguf_delta_net::converted(config, weights, &spec)
         else {
@@ -493,7 +515,7 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
         }
         values = gguf_latent::rows(config, &spec, values);
         if spec.role == TensorRole::Norm {
-            values.iter_mut().for_each(|value| *value += config.norm_offset);
+            values.iter_mut().for_each(|value| *value += config.norms.offset);
         }
         if spec.name.ends_with("mamba.A_log") {
             values.iter_mut().for_each(|value| *value = -value.exp());
@@ -523,7 +545,7 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
             all.extend(bytes);
             continue;
         }
-        let post_norms = match config.norms {
+        let post_norms = match config.norms.placement {
             NormPlacement::Input => {
                 matches!(config.architecture, Architecture::GptOss | Architecture::Glm4Moe)
                     || (config.delta_net().is_some() && config.latent().is_none())

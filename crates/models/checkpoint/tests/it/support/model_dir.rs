@@ -134,6 +134,14 @@ pub(crate) fn config_json(architecture: &str) -> Value {
         config["attn_logit_softcapping"] = 3.0.into();
         config["final_logit_softcapping"] = 1.5.into();
     }
+    if architecture == "muse_glimmer_text" {
+        config["layer_types"] = json!(["sliding_attention", "full_attention"]);
+        // GGUF files do not have this epsilon.
+        config["rms_norm_eps"] = 1e-2.into();
+        config["qk_scale_factor"] = 2.5.into();
+        config["output_multiplier"] = 0.5.into();
+        config["final_logit_softcapping"] = 4.0.into();
+    }
     if architecture.starts_with("gemma") {
         config["query_pre_attn_scalar"] = 32.into();
         config["sliding_window"] = 16.into();

@@ -6,7 +6,7 @@ use super::super::{
     Windows,
 };
 use super::{LLAMA, gguf};
-use crate::config::{NormPlacement, QkNorm};
+use crate::config::{GateFunction, NormPlacement, QkNorm};
 
 pub(super) const GEMMA3: Description = Description {
     architecture: Gemma3,
@@ -32,7 +32,7 @@ pub(super) const GEMMA3: Description = Description {
     norms: NormPlacement::InputAndOutput,
     norm_offset: 1.0,
     qk_norm: Some(QkNorm::Head),
-    gate: Gate::Gelu,
+    gate: Gate::Key("hidden_activation", GateFunction::GeluTanh),
     attention_scale: AttentionScale::QueryScalar,
     softcaps: Some(Softcaps { attention: None, logits: None }),
     scaled_embedding: true,

@@ -3,7 +3,7 @@
 use super::super::Architecture::*;
 use super::super::{Bias, Defaults, Description, Dialect, Gate, Gguf, Pattern, Rotation, Windows};
 use super::{LLAMA, NO_GGUF, gguf};
-use crate::config::{NormKind, NormPlacement};
+use crate::config::{GateFunction, NormKind, NormPlacement};
 
 pub(super) const STARCODER2: Description = Description {
     architecture: StarCoder2,
@@ -30,7 +30,7 @@ pub(super) const STARCODER2: Description = Description {
     mlp_gate: false,
     norm_kind: NormKind::Layer,
     norm_eps: "norm_epsilon",
-    gate: Gate::GeluAct,
+    gate: Gate::Key("hidden_act", GateFunction::GeluTanh),
     windows: Windows::Everywhere,
     gguf: gguf(&["starcoder2"]),
     ..LLAMA
@@ -94,7 +94,7 @@ pub(super) const MOONDREAM2: Description = Description {
     norms: NormPlacement::Parallel,
     norm_kind: NormKind::Layer,
     dialect: Dialect::Moondream,
-    gate: Gate::Gelu,
+    gate: Gate::Key("hidden_activation", GateFunction::GeluTanh),
     rotation: Rotation { partial: Some(0.5), ..LLAMA.rotation },
     gguf: NO_GGUF,
     ..LLAMA

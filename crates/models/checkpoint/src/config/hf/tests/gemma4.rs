@@ -53,7 +53,7 @@ fn layers_share_keys_and_values() {
     let parsed = read(e2b(&json!({}))).unwrap();
     assert_eq!(parsed.eos_token_ids, [1, 106]);
     let config = parsed.decoder;
-    assert_eq!((config.norm_offset, attention(&config).scale), (0.0, 1.0));
+    assert_eq!((config.norms.offset, attention(&config).scale), (0.0, 1.0));
     let per_layer = PerLayerInput { width: 256, gate: GateFunction::GeluTanh };
     assert_eq!((config.per_layer_input, config.layer_scales), (Some(per_layer), true));
     assert_eq!((config.logit_softcap, attention(&config).value_norm), (Some(30.0), true));

@@ -42,7 +42,7 @@ fn published_configurations_are_read() {
     assert_eq!((config.architecture, config.dtype), (Architecture::Qwen35, TensorType::Bf16));
     let rope = Rope { sections: Some([11, 11, 10]), ..plain(1e7) };
     assert_eq!((attention(&config).rotary_dim, &config.ropes[..]), (64, &[rope][..]));
-    assert_eq!((config.norm_offset, attention(&config).output_gate), (1.0, true));
+    assert_eq!((config.norms.offset, attention(&config).output_gate), (1.0, true));
     assert!(config.tie_word_embeddings);
     let others: Vec<usize> = (0..24).filter(|index| (index + 1) % 4 == 0).collect();
     assert!(others.iter().all(|index| config.layers[*index].rope() == Some(0)));
