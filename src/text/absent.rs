@@ -121,6 +121,12 @@ impl Text {
         Err(Error::NoTokenizer)
     }
 
+    pub(crate) fn prepare_grammars(&self) {}
+
+    pub(crate) fn spelling(&self, _id: u32) -> Result<Option<String>, Error> {
+        Err(Error::NoTokenizer)
+    }
+
     pub(crate) fn eos_ids(&self) -> TokenSet {
         self.eos_ids.clone()
     }
