@@ -323,7 +323,13 @@ impl Text {
             let (ours, theirs) = (&miss.prompt_text, &miss.earlier_text);
             let same_text = !ours.is_empty() && ours.starts_with(theirs.as_str())
                 || !theirs.is_empty() && theirs.starts_with(ours.as_str());
-            let before = text(&tokens[..common]).len();
+            // The shorter part is decoded.
+            let before = match exchange.text_len {
+                len if len > 0 && tokens.len() - common < common => {
+                    len.saturating_sub(text(&tokens[common..]).len())
+                }
+                _ => text(&tokens[..common]).len(),
+            };
             let difference = nearest.difference(exchange, same_text, before);
             (miss.reason, miss.message) = (difference.reason, difference.message);
         }

@@ -1,5 +1,6 @@
 //! A request with its answers, as the history keeps it.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -15,6 +16,10 @@ const ANSWERS: usize = 16;
 const DEPTH: usize = 256;
 /// Memory of an exchange or an answer without its tokens and texts, in bytes: an estimate.
 const OVERHEAD: usize = 512;
+
+/// Number of leading tokens of a piece that are those of a prompt, by the address of the piece and
+/// its position in the prompt.
+pub(super) type Compared = HashMap<(*const u32, usize), usize>;
 
 /// A prompt that was submitted, and the answers to it.
 #[derive(Debug)]
@@ -141,11 +146,18 @@ impl Exchange {
     }
 
     /// Number of tokens that a prompt begins with that are those of this prompt, and of this prompt
-    /// with the answer that has most of them. Also returns that answer.
-    pub(super) fn common(&self, tokens: &[u32]) -> (usize, Option<Arc<Answered>>) {
+    /// with the answer that has most of them. Also returns that answer. `compared` has the pieces
+    /// that the prompt was compared with: conversations share most of theirs.
+    pub(super) fn common(
+        &self,
+        tokens: &[u32],
+        compared: &mut Compared,
+    ) -> (usize, Option<Arc<Answered>>) {
         let mut common = 0;
         for piece in self.pieces() {
-            let here = common_len(piece, &tokens[common..]);
+            let place = (piece.as_ptr(), common);
+            let compare = || common_len(piece, &tokens[common..]);
+            let here = *compared.entry(place).or_insert_with(compare);
             common += here;
             if here < piece.len() {
                 return (common, None);

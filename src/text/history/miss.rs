@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::exchange::{Answered, Exchange};
+use super::exchange::{Answered, Compared, Exchange};
 use super::outline::Mark;
 use super::{Digest, History};
 use crate::cache_miss::{MissMessage, MissReason};
@@ -29,7 +29,7 @@ pub(crate) struct Nearest {
 
 /// A prompt that was compared, the number of leading tokens that are the same, and the answer to it
 /// that has most of them.
-type Compared = (Arc<Exchange>, usize, Option<Arc<Answered>>);
+type Candidate = (Arc<Exchange>, usize, Option<Arc<Answered>>);
 
 /// How a prompt differs from the nearest earlier one.
 #[derive(Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl History {
     pub(crate) fn nearest(&self, prompt: &Exchange, tokens: &[u32]) -> Option<Nearest> {
         let same = self.state().exchanges.get(&prompt.conversation).map(|(_, kept)| kept.clone());
         let related = same.or_else(|| prompt.previous().cloned()).map(|exchange| {
-            let (common, answer) = exchange.common(tokens);
+            let (common, answer) = exchange.common(tokens, &mut Compared::new());
             (exchange, common, answer)
         });
         let (exchange, common, answer) = related.or_else(|| self.nearest_of_all(prompt, tokens))?;
@@ -68,12 +68,15 @@ impl History {
 
     /// The newest prompt of those that have most in common with a prompt, with the number of tokens
     /// that they have in common, and the answer to it that has most of them.
-    fn nearest_of_all(&self, prompt: &Exchange, tokens: &[u32]) -> Option<Compared> {
+    fn nearest_of_all(&self, prompt: &Exchange, tokens: &[u32]) -> Option<Candidate> {
         let own: HashSet<&Digest> =
             prompt.outline.messages.iter().map(|mark| &mark.digest).collect();
-        let mut best: Option<(usize, Compared)> = None;
-        for exchange in self.newest(&prompt.outline.tenant) {
-            let (common, answer) = exchange.common(tokens);
+        let mut best: Option<(usize, Candidate)> = None;
+        // They stay alive while the addresses of their pieces are compared.
+        let newest = self.newest(&prompt.outline.tenant);
+        let mut compared = Compared::new();
+        for exchange in newest {
+            let (common, answer) = exchange.common(tokens, &mut compared);
             let shared = exchange.outline.messages.iter().filter(|mark| own.contains(&mark.digest));
             let shared: usize = shared.map(|mark| 1 + mark.bytes).sum();
             let score = TOKEN_BYTES * common + shared;
@@ -82,7 +85,7 @@ impl History {
                 best = Some((score, (exchange, common, answer)));
             }
         }
-        best.map(|(_, compared)| compared)
+        best.map(|(_, candidate)| candidate)
     }
 
     /// The newest exchanges of a tenant, the newest first.
