@@ -15,6 +15,7 @@ use crate::chat::ChatArgs;
 use crate::demo::DemoArgs;
 use crate::generate::GenerateArgs;
 use crate::inspect::ModelCommand;
+use crate::launch::LaunchArgs;
 use crate::log::LogArgs;
 use crate::serve::ServeArgs;
 #[cfg(feature = "candle")]
@@ -59,6 +60,15 @@ enum Command {
     Chat(ChatArgs),
     /// Serve a model over HTTP with an OpenAI-compatible API
     Serve(ServeArgs),
+    /// Run a coding agent that uses Stolon: claude, codex, opencode or qwen
+    ///
+    /// The agent uses the server at --url. If there is none, one is started with the flags of
+    /// `stolon serve`, and stopped when the agent ends. Nothing is written to the agent's own
+    /// settings.
+    ///
+    /// Arguments of the agent come after two dashes:
+    /// stolon launch claude --model Qwen/Qwen3-8B -- -p "Read notes.txt"
+    Launch(LaunchArgs),
     /// Look at a model without loading it
     #[command(subcommand)]
     Model(ModelCommand),
@@ -167,6 +177,7 @@ impl Cli {
             Command::Chat(args) => args.run().await,
             Command::Serve(args) => args.run().await,
             Command::Bench(command) => command.run().await,
+            Command::Launch(args) => return args.run().await,
             Command::Model(command) => return command.run(),
             #[cfg(feature = "candle")]
             Command::GpuCheck(args) => return args.run(|line| crate::terminal::line(line)).await,

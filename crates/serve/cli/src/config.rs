@@ -4,7 +4,7 @@
 //! an environment variable: `--max-model-len 4096`, `max-model-len = 4096` and
 //! `STOLON_MAX_MODEL_LEN=4096`. Flags take precedence over the environment, and the environment
 //! over the file. Other commands read the settings of the engine, such as the model, and of the log
-//! from both, too.
+//! from both, too, and `stolon launch` those of the server that it starts.
 //!
 //! The settings of the file become flags in front of those that the user gave, so that they are
 //! checked in the same way.
@@ -20,7 +20,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
 use toml::{Table, Value};
 
 use crate::cli::Cli;
-use crate::{log, terminal, text_file, tips};
+use crate::{launch, log, terminal, text_file, tips};
 
 /// Largest accepted file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -122,6 +122,11 @@ fn with_environment(command: Command, path: &[&str]) -> Command {
 /// Variables with the prefix that are read elsewhere and are not settings.
 const OTHER_VARIABLES: [&str; 1] = ["STOLON_CPU_PATH"];
 
+/// Whether an environment variable is a setting by its name.
+pub(crate) fn is_setting_variable(name: &str) -> bool {
+    name.starts_with(PREFIX) && !OTHER_VARIABLES.contains(&name)
+}
+
 /// Refuses variables that look like settings but are not, because a misspelled one would be
 /// ignored.
 fn check_variables(command: &Command, names: impl Iterator<Item = String>) -> anyhow::Result<()> {
@@ -131,8 +136,8 @@ fn check_variables(command: &Command, names: impl Iterator<Item = String>) -> an
         known.extend(command.get_arguments().filter_map(Arg::get_env));
         pending.extend(command.get_subcommands());
     }
-    for name in names.filter(|name| name.starts_with(PREFIX)) {
-        let is_known = known.contains(OsStr::new(&name)) || OTHER_VARIABLES.contains(&&*name);
+    for name in names.filter(|name| is_setting_variable(name)) {
+        let is_known = known.contains(OsStr::new(&name));
         ensure!(
             is_known || is_of_service(&name),
             "there is no setting for the environment variable {name}: `stolon config` prints all \
@@ -179,7 +184,8 @@ fn warn_of_service_links(serve: &ArgMatches) {
 
 /// Whether a flag of the command at `path` is a setting.
 fn is_setting(path: &[&str], arg: &Arg) -> bool {
-    let takes_all = path == [SERVE] || path == ["config"];
+    let is_of_server = path == ["launch"] && arg.get_help_heading() != Some(launch::HEADING);
+    let takes_all = path == [SERVE] || path == ["config"] || is_of_server;
     let sets = matches!(
         arg.get_action(),
         ArgAction::Set | ArgAction::Append | ArgAction::SetTrue | ArgAction::SetFalse

@@ -17,6 +17,7 @@ mod download;
 pub mod generate;
 mod image_file;
 pub mod inspect;
+pub mod launch;
 pub mod log;
 pub mod memory;
 pub mod serve;

@@ -118,7 +118,8 @@ pub(crate) fn settled(mut error: clap::Error, args: &[OsString]) -> clap::Error 
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return error };
     let flag = written(flag, args);
     let name = flag.trim_start_matches('-').to_owned();
-    let serves = args.iter().skip(1).any(|arg| arg == "serve" || arg == "config");
+    let serves =
+        args.iter().skip(1).any(|arg| ["serve", "config", "launch"].iter().any(|it| arg == it));
     let tip = PEERS.iter().find(|(names, _)| serves && names.contains(&name.as_str()));
     if let Some((_, tip)) = tip {
         error.insert(ContextKind::InvalidArg, ContextValue::String(flag));

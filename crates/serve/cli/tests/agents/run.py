@@ -1,16 +1,17 @@
 """Lets coding agents work with `stolon serve`: python run.py path/to/stolon node_modules
 
 Each agent of AGENTS, from the packages of npm that package.json names, gets the task to read a file, edit
-it and run a command, and this script then looks at the files. A small model could not drive an agent, so the
-server runs a model that recites: its chat template ends a prompt with the name of a script, which follows
-from the tools that the agent offers and from the number of results that it has sent, and the model's weights
-continue it with a call of a tool. All else is real: the agents, their requests, the server, the parser of
-calls, and what the agents do on the disk. Needs node, and no network but the loopback.
+it and run a command, and this script then looks at the files: once with settings of its own, and once with
+`stolon launch`. A small model could not drive an agent, so the server runs a model that recites: its chat
+template ends a prompt with the name of a script, which follows from the tools that the agent offers and from
+the number of results that it has sent, and the model's weights continue it with a call of a tool. All else is
+real: the agents, their requests, the server, the parser of calls, and what the agents do on the disk. Needs node, and no network but the loopback.
 """
 
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,10 +39,11 @@ AGENT_RULES
 
 
 class Agent:
-    """A coding agent: the name of the tool that identifies it, and the calls of the model."""
+    """A coding agent: the name of the tool that identifies it, the calls of the model, how it is started with
+    settings of its own, and its arguments for a task."""
 
-    def __init__(self, name, tool, calls, start):
-        self.name, self.tool, self.calls, self.start = name, tool, calls, start
+    def __init__(self, name, tool, calls, start, arguments):
+        self.name, self.tool, self.calls, self.start, self.arguments = name, tool, calls, start, arguments
 
     def scripts(self, folder):
         for turn, (tool, arguments) in enumerate(self.calls(folder)):
@@ -69,14 +71,17 @@ def file_calls(tools, arguments):
     return calls
 
 
+def claude_arguments(task):
+    return ["-p", task, "--allowedTools", "Read,Edit,Bash", "--permission-mode", "acceptEdits"]
+
+
 def start_claude(binaries, url, folder, home, task=TASK):
     environment = {
         "ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "dummy", "ANTHROPIC_MODEL": "scripted",
         "ANTHROPIC_SMALL_FAST_MODEL": "scripted", "CLAUDE_CONFIG_DIR": str(home),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1",
     }
-    tools = ["--allowedTools", "Read,Edit,Bash", "--permission-mode", "acceptEdits"]
-    return [binaries / "claude", "-p", task, *tools], environment
+    return [binaries / "claude", *claude_arguments(task)], environment
 
 
 def codex_calls(folder):
@@ -87,13 +92,16 @@ def codex_calls(folder):
     ]
 
 
+def codex_arguments(task):
+    return ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", task]
+
+
 def start_codex(binaries, url, folder, home, task=TASK):
     (home / "config.toml").write_text(
         f'model = "scripted"\nmodel_provider = "stolon"\n[model_providers.stolon]\nname = "Stolon"\n'
         f'base_url = "{url}/v1"\nenv_key = "STOLON_KEY"\nwire_api = "responses"\n'
     )
-    flags = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-    return [binaries / "codex", "exec", *flags, task], {"CODEX_HOME": str(home), "STOLON_KEY": "dummy"}
+    return [binaries / "codex", *codex_arguments(task)], {"CODEX_HOME": str(home), "STOLON_KEY": "dummy"}
 
 
 def start_opencode(binaries, url, folder, home, task=TASK, model=None):
@@ -106,12 +114,23 @@ def start_opencode(binaries, url, folder, home, task=TASK, model=None):
     return [binaries / "opencode", "run", "--model", "stolon/scripted", task], {}
 
 
+def qwen_arguments(task):
+    return ["--yolo", "-p", task]
+
+
+def start_qwen(binaries, url, folder, home, task=TASK):
+    environment = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "dummy", "OPENAI_MODEL": "scripted"}
+    return [binaries / "qwen", "--auth-type", "openai", *qwen_arguments(task)], environment
+
+
 CLAUDE_CALLS = file_calls(("Read", "Edit", "Bash"), ("file_path", "old_string", "new_string"))
 OPENCODE_CALLS = file_calls(("read", "edit", "bash"), ("filePath", "oldString", "newString"))
+QWEN_CALLS = file_calls(("read_file", "edit", "run_shell_command"), ("file_path", "old_string", "new_string"))
 AGENTS = [
-    Agent("claude", "Read", CLAUDE_CALLS, start_claude),
-    Agent("codex", "exec_command", codex_calls, start_codex),
-    Agent("opencode", "read", OPENCODE_CALLS, start_opencode),
+    Agent("claude", "Read", CLAUDE_CALLS, start_claude, claude_arguments),
+    Agent("codex", "exec_command", codex_calls, start_codex, codex_arguments),
+    Agent("opencode", "read", OPENCODE_CALLS, start_opencode, lambda task: ["run", task]),
+    Agent("qwen", "run_shell_command", QWEN_CALLS, start_qwen, qwen_arguments),
 ]
 
 
@@ -130,10 +149,19 @@ def serve(binary, folders, root):
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def work(agent, binaries, url, folder, home):
-    """Runs an agent on its task, and returns the errors in its result."""
+def launch(agent, binary, binaries, url):
+    """The command that starts an agent with `stolon launch`."""
+    environment = {"PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}"}
+    return [binary, "launch", agent.name, "--url", url, "--", *agent.arguments(TASK)], environment
+
+
+def work(start, folder, home):
+    """Runs an agent on its task, in a new folder and with a new home, and returns the errors in its result."""
+    for path in (folder, home):
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
     (folder / "notes.txt").write_text("a draft\n")
-    command, environment = agent.start(binaries, url, folder, home)
+    command, environment = start()
     # OpenCode takes its folder from PWD.
     environment = {**os.environ, "HOME": str(home), "PWD": str(folder), **environment}
     done = subprocess.run(
@@ -157,21 +185,22 @@ def main():
     binary, modules = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
     with tempfile.TemporaryDirectory() as root:
         root = pathlib.Path(root)
-        folders, homes = {}, {}
-        for agent in AGENTS:
-            folders[agent.name], homes[agent.name] = root / agent.name, root / f"{agent.name}-home"
-            folders[agent.name].mkdir()
-            homes[agent.name].mkdir()
+        folders = {agent.name: root / agent.name for agent in AGENTS}
         server = serve(binary, folders, root)
         try:
             listening = (line for line in server.stdout if line.startswith("listening on "))
             url = next(listening).removeprefix("listening on ").strip()
             failed = False
             for agent in AGENTS:
-                names = folders[agent.name], homes[agent.name]
-                problems = work(agent, modules / ".bin", url, *names)
-                print(f"{agent.name}: {'; '.join(problems) if problems else 'ok'}", flush=True)
-                failed |= bool(problems)
+                paths = folders[agent.name], root / f"{agent.name}-home"
+                ways = {
+                    "own settings": lambda: agent.start(modules / ".bin", url, *paths),
+                    "stolon launch": lambda: launch(agent, binary, modules / ".bin", url),
+                }
+                for way, start in ways.items():
+                    problems = work(start, *paths)
+                    print(f"{agent.name}, {way}: {'; '.join(problems) if problems else 'ok'}", flush=True)
+                    failed |= bool(problems)
         finally:
             server.terminate()
             server.wait(timeout=60)

@@ -23,6 +23,8 @@ mod gpu_check;
 mod hung_backend;
 mod inspect;
 mod key_limits;
+#[cfg(unix)]
+mod launch;
 mod limits;
 mod log;
 mod page;
