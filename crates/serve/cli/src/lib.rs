@@ -24,3 +24,4 @@ mod terminal;
 mod text_file;
 mod tips;
 mod traces;
+pub mod verify;

@@ -37,3 +37,4 @@ mod tls;
 mod traces;
 #[cfg(unix)]
 mod unix_socket;
+mod verify;
