@@ -207,14 +207,13 @@ impl Checks {
             return;
         };
         let comparison = Comparison::new(reference, &answer);
-        let logprobs = comparison.logprob_difference;
-        let largest = logprobs.unwrap_or(0.0);
+        let largest = comparison.logprob_difference;
         tally.compared += 1;
         tally.equal += usize::from(comparison.is_equal());
         tally.flips += usize::from(comparison.is_flip());
-        tally.with_logprobs += usize::from(logprobs.is_some());
-        tally.logprob_differences += usize::from(largest > 0.0);
-        tally.max_logprob_difference = tally.max_logprob_difference.max(largest);
+        tally.with_logprobs += usize::from(largest.is_some());
+        tally.logprob_differences += usize::from(comparison.logprob.is_some());
+        tally.max_logprob_difference = tally.max_logprob_difference.max(largest.unwrap_or(0.0));
         if !comparison.is_equal() && tally.equal + 1 == tally.compared {
             self.differences.push(Difference {
                 scenario,
@@ -239,6 +238,8 @@ pub(super) struct Comparison {
     /// The largest difference of two log-probabilities before the first other token; `None` if the
     /// server sends none.
     pub(super) logprob_difference: Option<f64>,
+    /// Number of tokens before the first one with another log-probability, if there is one.
+    pub(super) logprob: Option<usize>,
 }
 
 impl Comparison {
@@ -251,11 +252,18 @@ impl Comparison {
         let token = [by_id, by_text].into_iter().flatten().min();
         let characters = |answer: &Answer| -> Vec<char> { answer.text.chars().collect() };
         let character = first_difference(&characters(reference), &characters(answer));
-        let same = token.unwrap_or(usize::MAX);
-        let pairs = reference.logprobs.iter().zip(&answer.logprobs).take(same);
-        let distances = pairs.filter_map(|(one, other)| Some((one.logprob?, other.logprob?)));
-        let distances = distances.map(|(one, other)| (one - other).abs());
-        Self { token, character, logprob_difference: distances.reduce(f64::max) }
+        let pairs = reference.logprobs.iter().zip(&answer.logprobs);
+        let distances = pairs.take(token.unwrap_or(usize::MAX)).map(|(one, other)| {
+            let (one, other) = one.logprob.zip(other.logprob)?;
+            Some((one - other).abs())
+        });
+        let distances: Vec<Option<f64>> = distances.collect();
+        Self {
+            token,
+            character,
+            logprob_difference: distances.iter().copied().flatten().reduce(f64::max),
+            logprob: distances.iter().position(|distance| distance.is_some_and(|d| d > 0.0)),
+        }
     }
 
     fn is_flip(&self) -> bool {
@@ -263,7 +271,7 @@ impl Comparison {
     }
 
     fn is_equal(&self) -> bool {
-        !self.is_flip() && self.logprob_difference.unwrap_or(0.0) == 0.0
+        !self.is_flip() && self.logprob.is_none()
     }
 }
 
@@ -307,23 +315,24 @@ mod tests {
     #[test]
     fn everything_that_is_given_is_compared() {
         let base = answer("ab", &[1, 2], &[("a", -0.5), ("b", -1.0)]);
-        let other = |token, character, logprob_difference| Comparison {
+        let found = |token, character, logprob_difference, logprob| Comparison {
             token,
             character,
             logprob_difference,
+            logprob,
         };
+        let near = answer("ab", &[1, 2], &[("a", -0.5), ("b", -1.25)]);
+        let flip = answer("ac", &[1, 3], &[("a", -0.75), ("c", -9.0)]);
+        let other_id = answer("ab", &[1, 9], &[("a", -0.5), ("b", -1.0)]);
         for (answer, expected) in [
-            (base.clone(), other(None, None, Some(0.0))),
-            (answer("ab", &[1, 2], &[]), other(None, None, None)),
-            (answer("ab", &[1, 2], &[("a", -0.5), ("b", -1.25)]), other(None, None, Some(0.25))),
-            (
-                answer("ac", &[1, 3], &[("a", -0.75), ("c", -9.0)]),
-                other(Some(1), Some(1), Some(0.25)),
-            ),
-            (answer("ab", &[1, 9], &[("a", -0.5), ("b", -1.0)]), other(Some(1), None, Some(0.0))),
-            (answer("abc", &[1, 2, 3], &[]), other(Some(2), Some(2), None)),
-            (answer("", &[], &[]), other(None, Some(0), None)),
-            (answer("ab", &[1, 2], &[("ab", -0.5)]), other(Some(0), None, None)),
+            (base.clone(), found(None, None, Some(0.0), None)),
+            (answer("ab", &[1, 2], &[]), found(None, None, None, None)),
+            (near, found(None, None, Some(0.25), Some(1))),
+            (flip, found(Some(1), Some(1), Some(0.25), Some(0))),
+            (other_id, found(Some(1), None, Some(0.0), None)),
+            (answer("abc", &[1, 2, 3], &[]), found(Some(2), Some(2), None, None)),
+            (answer("", &[], &[]), found(None, Some(0), None, None)),
+            (answer("ab", &[1, 2], &[("ab", -0.5)]), found(Some(0), None, None, None)),
         ] {
             assert_eq!(Comparison::new(&base, &answer), expected, "{answer:?}");
         }

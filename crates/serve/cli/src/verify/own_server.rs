@@ -37,7 +37,9 @@ impl OwnServer {
     /// If the engine cannot be started or no port is free.
     pub(super) async fn start(mut args: EngineArgs) -> anyhow::Result<Self> {
         if args.kv_memory.is_none() && args.num_blocks.is_none() {
-            args.num_blocks = Some(CACHE_TOKENS / args.cpu_block_size());
+            let block_size = args.cpu_block_size();
+            args.block_size = Some(block_size);
+            args.num_blocks = Some(CACHE_TOKENS / block_size);
         }
         let engine = args.start().await?;
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;

@@ -52,13 +52,15 @@ impl Report<'_> {
             figures
         });
         let difference = |difference: &Difference| {
-            let Comparison { token, character, logprob_difference } = difference.comparison;
+            let Comparison { token, character, logprob_difference, logprob } =
+                difference.comparison;
             json!({
                 "scenario": difference.scenario.name(),
                 "prompt": difference.prompt,
                 "reference_scenario": difference.reference_scenario.name(),
                 "token": token,
                 "character": character,
+                "logprob": logprob,
                 "logprob_difference": logprob_difference,
                 "reference": difference.reference,
                 "text": difference.text,
@@ -227,7 +229,8 @@ impl Report<'_> {
 
 /// A difference with the text around it.
 fn described(difference: &Difference) -> String {
-    let Comparison { token, character, logprob_difference } = difference.comparison;
+    let Comparison { token, character, logprob_difference, logprob } = difference.comparison;
+    let (name, prompt) = (difference.scenario.name(), difference.prompt);
     let place = match (token, character) {
         (Some(token), Some(character)) => {
             format!("after {token} equal tokens ({character} characters)")
@@ -235,14 +238,17 @@ fn described(difference: &Difference) -> String {
         (Some(token), None) => format!("after {token} equal tokens, with the same text"),
         (None, Some(character)) => format!("after {character} equal characters"),
         (None, None) => {
-            format!("only in log-probabilities, by {:.1e}", logprob_difference.unwrap_or(0.0))
+            let (tokens, by) = (logprob.unwrap_or(0), logprob_difference.unwrap_or(0.0));
+            let shown = around(&difference.text, 0);
+            return format!(
+                "{name}: the answer to prompt {prompt} differs only in log-probabilities, after \
+                 {tokens} equal ones, by at most {by:.1e}\n  {shown}"
+            );
         }
     };
     let at = character.unwrap_or(0);
     format!(
-        "{}: the answer to prompt {} differs {place}\n  at first ({}): {}\n  now: {}",
-        difference.scenario.name(),
-        difference.prompt,
+        "{name}: the answer to prompt {prompt} differs {place}\n  at first ({}): {}\n  now: {}",
         difference.reference_scenario.name(),
         around(&difference.reference, at),
         around(&difference.text, at)

@@ -243,6 +243,8 @@ async fn logprobs_that_change_are_found() {
     assert!(total(&report, "logprob_differences") >= 10, "{report}");
     let largest = report["total"]["max_logprob_difference"].as_f64().expect("a number");
     assert!((largest - 1e-3).abs() < 1e-9, "{largest}");
+    let first = &report["first_differences"][0];
+    assert_eq!((&first["token"], &first["logprob"]), (&Value::Null, &json!(0)), "{report}");
 }
 
 /// Goal: the secret word of another prompt in an answer is a leak, also if every answer is always
