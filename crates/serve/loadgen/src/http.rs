@@ -49,7 +49,8 @@ pub enum Api {
 /// How requests are made. The fields are the flags of `stolon bench serve`.
 #[derive(Debug)]
 pub struct HttpOptions {
-    /// Scheme, host and port, possibly with a path that precedes the endpoint's.
+    /// Scheme, host and port, possibly with a path that precedes the endpoint's. It may end with the
+    /// version of the API, such as `/v1`, which is the default.
     pub base_url: String,
     /// Path of the API; `None` for the usual one.
     pub endpoint: Option<String>,
@@ -132,17 +133,21 @@ impl HttpTarget {
             headers.insert(AUTHORIZATION, value);
         }
         let base = options.base_url.trim_end_matches('/');
-        let base = base.strip_suffix("/v1").unwrap_or(base);
-        let usual = match options.api {
-            Api::Completions => "/v1/completions",
-            Api::Chat => "/v1/chat/completions",
+        let is_version = |name: &str| name.len() == 2 && name.starts_with('v');
+        let (base, version) = match base.rsplit_once('/') {
+            Some((base, version)) if is_version(version) => (base, version),
+            _ => (base, "v1"),
         };
-        let address = url(base, options.endpoint.as_deref().unwrap_or(usual))?;
+        let usual = match options.api {
+            Api::Completions => format!("/{version}/completions"),
+            Api::Chat => format!("/{version}/chat/completions"),
+        };
+        let address = url(base, &options.endpoint.unwrap_or(usual))?;
         let client = client(options.tls);
         let model = match options.model {
             Some(model) => model,
             None => {
-                let models = url(base, "/v1/models")?;
+                let models = url(base, &format!("/{version}/models"))?;
                 let asked = first_model(&client, &models, &headers, options.timeout).await;
                 asked.with_context(|| format!("{models}: cannot ask for the model's name"))?
             }

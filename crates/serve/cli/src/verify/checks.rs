@@ -298,12 +298,11 @@ mod tests {
             token: token.to_owned(),
             logprob: Some(logprob),
         };
-        Answer {
-            text: text.to_owned(),
-            token_ids: ids.to_vec(),
-            logprobs: logprobs.iter().map(logprob).collect(),
-            ..Answer::default()
-        }
+        let mut answer = Answer::default();
+        answer.text = text.to_owned();
+        answer.token_ids = ids.to_vec();
+        answer.logprobs = logprobs.iter().map(logprob).collect();
+        answer
     }
 
     fn prompt(text: &str) -> Vec<Message> {

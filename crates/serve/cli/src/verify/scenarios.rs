@@ -65,7 +65,7 @@ pub(super) struct Run<'a> {
     checks: Checks,
     bar: ProgressBar,
     /// Mean time of an answer that was asked alone with nothing in the cache.
-    pub(super) cold_time: Duration,
+    cold_time: Duration,
 }
 
 /// Asks once, and again while the server is overloaded and there is time.
@@ -125,7 +125,7 @@ impl<'a> Run<'a> {
 
     /// Prompts with an empty cache, and the same prompts from the cache.
     async fn warm(&mut self) -> ControlFlow<()> {
-        let prompts = self.prompts(COLD);
+        let prompts = self.prompts(COLD, self.sizes.words);
         let begin = Instant::now();
         self.in_turn(Scenario::Cold, &prompts).await?;
         self.cold_time = begin.elapsed() / COLD as u32;
@@ -147,10 +147,10 @@ impl<'a> Run<'a> {
 
     /// Prompts alone and then at once, and others at once and then alone.
     async fn batched(&mut self) -> ControlFlow<()> {
-        let prompts = self.prompts(BATCHES[0]);
+        let prompts = self.prompts(BATCHES[0], self.sizes.words);
         self.in_turn(Scenario::Cold, &prompts).await?;
         self.at_once(Scenario::Batched, &prompts).await?;
-        let prompts = self.prompts(BATCHES[1]);
+        let prompts = self.prompts(BATCHES[1], self.sizes.words);
         self.at_once(Scenario::Batched, &prompts).await?;
         self.in_turn(Scenario::Batched, &prompts).await
     }
@@ -197,23 +197,17 @@ impl<'a> Run<'a> {
 
     /// Long prompts that push others out of the cache.
     async fn evict(&mut self) -> ControlFlow<()> {
-        let length = self.sizes.words * UNRELATED_LENGTH;
-        let mut left = self.sizes.unrelated;
-        while left > 0 {
-            let count = left.min(UNRELATED_AT_ONCE);
-            let ask = |_| vec![self.writer.note(length).ask(0)];
-            let prompts: Vec<Vec<Message>> = (0..count).map(ask).collect();
-            let prompts: Vec<usize> = prompts.into_iter().map(|p| self.checks.add(p)).collect();
-            self.at_once(Scenario::Unrelated, &prompts).await?;
-            left -= count;
+        let prompts = self.prompts(self.sizes.unrelated, self.sizes.words * UNRELATED_LENGTH);
+        for prompts in prompts.chunks(UNRELATED_AT_ONCE) {
+            self.at_once(Scenario::Unrelated, prompts).await?;
         }
         ControlFlow::Continue(())
     }
 
-    /// New prompts about a note each.
-    fn prompts(&mut self, count: usize) -> Vec<usize> {
+    /// New prompts, each about a note of its own with this many words.
+    fn prompts(&mut self, count: usize, words: usize) -> Vec<usize> {
         let add = |question| {
-            let note = self.writer.note(self.sizes.words);
+            let note = self.writer.note(words);
             self.checks.add(vec![note.ask(question)])
         };
         (0..count).map(add).collect()

@@ -176,11 +176,12 @@ async fn broken(fault: Fault) -> String {
     let models = json!({"data": [{"id": "broken"}]}).to_string();
     let chat = |state: State<_>, body: String| answer(state, true, body);
     let completion = |state: State<_>, body: String| answer(state, false, body);
-    let router = Router::new()
-        .route("/v1/models", get(async move || models))
-        .route("/v1/chat/completions", post(chat))
-        .route("/v1/completions", post(completion))
+    let api = Router::new()
+        .route("/models", get(async move || models))
+        .route("/chat/completions", post(chat))
+        .route("/completions", post(completion))
         .with_state(server);
+    let router = Router::new().nest("/v1", api.clone()).nest("/v3", api);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
     tokio::spawn(async move { axum::serve(listener, router).await });
@@ -194,7 +195,8 @@ async fn verify_broken(fault: Fault, flags: &[&str]) -> (i32, Value, String) {
 }
 
 /// Goal: a server that answers right in its own way is found to be equal, and what it does not send
-/// is not called equal. One that is overloaded is asked again.
+/// is not called equal. One that is overloaded is asked again, and one with another version of the
+/// API is asked at its paths.
 #[tokio::test(flavor = "multi_thread")]
 async fn right_servers_pass() {
     let (status, report, _) = verify_broken(Fault::None, &[]).await;
@@ -211,6 +213,10 @@ async fn right_servers_pass() {
     }
     let (status, report, _) = verify_broken(Fault::Overloaded, &[]).await;
     assert_equal(status, &report);
+    let url = broken(Fault::None).await;
+    let (status, report, _) = verify(&["--url", &format!("{url}/v3/")]);
+    assert_equal(status, &report);
+    assert_eq!(report["url"], format!("{url}/v3/chat/completions"));
 }
 
 /// Goal: answers that change are found, with the place and both texts.
