@@ -10,6 +10,9 @@ mod soak;
 mod tiers;
 mod workloads;
 
+pub(crate) use progress::bar;
+pub(crate) use serve::trusting;
+
 /// The available measurements.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {

@@ -18,6 +18,7 @@ use crate::inspect::ModelCommand;
 use crate::launch::LaunchArgs;
 use crate::log::LogArgs;
 use crate::serve::ServeArgs;
+use crate::verify::VerifyArgs;
 #[cfg(feature = "candle")]
 use stolon_gpu_check::GpuCheckArgs;
 
@@ -27,7 +28,7 @@ use stolon_gpu_check::GpuCheckArgs;
 ///
 /// Exit status: 0 for success, 1 for a failure, which standard error explains, 2 for a wrong
 /// command line, environment or configuration file, and 3 from `model inspect` for a model that
-/// this engine would refuse.
+/// this engine would refuse. `verify` has 1 for a difference, and 2 if it could not compare.
 #[derive(Debug, Parser)]
 #[command(name = "stolon", version, about)]
 pub struct Cli {
@@ -75,6 +76,19 @@ enum Command {
     /// Benchmark the engine
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Check that the answers of a server depend neither on its cache nor on other requests
+    ///
+    /// Works with any server that has OpenAI's API (--url), and without --url with an engine in
+    /// this process. Sends the same prompts, with temperature 0, in different states of the server:
+    /// with nothing of them in the cache and cached, in different orders after a shared beginning,
+    /// alone and many at once, as a conversation that grows and as a whole, next to requests that
+    /// are canceled, and after other prompts have pushed them out of the cache. All answers to a
+    /// prompt have to be equal: the text, and the token ids and log-probabilities if the server
+    /// sends them. Each prompt has a secret word, which no answer to another prompt may contain.
+    ///
+    /// Exit status: 0 if all answers are equal, 1 if any differs or has the secret word of another
+    /// prompt, and 2 if not everything could be compared, because a request failed.
+    Verify(Box<VerifyArgs>),
     /// Check that a GPU computes what the CPU computes, and measure its speed
     ///
     /// Compares small models of all architectures with the CPU, answers from a warm cache with
@@ -181,6 +195,7 @@ impl Cli {
             Command::Model(command) => return command.run(),
             #[cfg(feature = "candle")]
             Command::GpuCheck(args) => return args.run(|line| crate::terminal::line(line)).await,
+            Command::Verify(args) => return args.run().await,
             Command::Cache(args) => args.run().await,
             Command::Config(args) => {
                 std::io::stdout().lock().write_all(args.merged.as_bytes()).map_err(Into::into)

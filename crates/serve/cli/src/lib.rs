@@ -25,3 +25,4 @@ mod terminal;
 mod text_file;
 mod tips;
 mod traces;
+pub mod verify;

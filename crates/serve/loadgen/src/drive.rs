@@ -5,6 +5,7 @@
 //! conversations in progress: this shows the capacity of the target. [`in_turns`] lets many
 //! conversations alternate, so that each of them waits for the others between its turns.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
@@ -66,7 +67,10 @@ impl Clock {
 #[derive(Debug)]
 pub enum Failure {
     /// The target refused the request because it is overloaded.
-    Overloaded,
+    Overloaded {
+        /// Time after which it wants to be asked again, if it says one.
+        retry_after: Option<Duration>,
+    },
     /// The request failed; the run continues. Failures are counted by `kind`.
     Counted {
         /// A few words that are the same for all failures of one sort.
@@ -76,6 +80,16 @@ pub enum Failure {
     },
     /// The run ends with this error.
     Fatal(anyhow::Error),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Overloaded { .. } => f.write_str("the server is overloaded (status 429)"),
+            Self::Counted { kind, message } => write!(f, "{kind}: {message}"),
+            Self::Fatal(error) => write!(f, "{error:#}"),
+        }
+    }
 }
 
 /// The measurements of a run.
@@ -284,7 +298,7 @@ impl<T: Target> Client<T> {
 
     fn fail(&mut self, failure: Failure, sent_at: f64) -> anyhow::Result<()> {
         match failure {
-            Failure::Overloaded => {
+            Failure::Overloaded { .. } => {
                 let seconds = (self.clock.now() - sent_at).max(0.0);
                 self.refusal = Some(Duration::from_secs_f64(seconds));
             }

@@ -18,7 +18,6 @@ use serde_json::{Map, Value, json};
 use super::drive::{Clock, Failure, Target};
 use super::metrics::RequestRecord;
 use super::workload::Turn;
-use answer::Answer;
 use event_data::EventData;
 use request::{HttpClient, chain, client, failed, first_model, refusal, send, url};
 
@@ -27,6 +26,7 @@ mod event_data;
 mod request;
 mod words;
 
+pub use answer::{Answer, TokenCounts, TokenLogprob};
 pub use request::certificate_hint;
 pub use words::WORD_COUNT;
 
@@ -49,7 +49,8 @@ pub enum Api {
 /// How requests are made. The fields are the flags of `stolon bench serve`.
 #[derive(Debug)]
 pub struct HttpOptions {
-    /// Scheme, host and port, possibly with a path that precedes the endpoint's.
+    /// Scheme, host and port, possibly with a path that precedes the endpoint's. It may end with the
+    /// version of the API, such as `/v1`, which is the default.
     pub base_url: String,
     /// Path of the API; `None` for the usual one.
     pub endpoint: Option<String>,
@@ -90,11 +91,20 @@ struct Server {
     reports_cached: AtomicBool,
 }
 
+/// One message of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Message {
+    /// Who has written it: `user` or `assistant`.
+    pub role: &'static str,
+    /// What it says.
+    pub text: String,
+}
+
 /// The turns and answers of a conversation.
 #[derive(Debug, Default)]
 pub struct History {
-    /// Role and text of each turn and answer.
-    messages: Vec<(&'static str, String)>,
+    /// The turns and answers.
+    messages: Vec<Message>,
     /// Token ids of the prompt, if prompts are sent as token ids.
     ids: Vec<u32>,
 }
@@ -123,17 +133,21 @@ impl HttpTarget {
             headers.insert(AUTHORIZATION, value);
         }
         let base = options.base_url.trim_end_matches('/');
-        let base = base.strip_suffix("/v1").unwrap_or(base);
-        let usual = match options.api {
-            Api::Completions => "/v1/completions",
-            Api::Chat => "/v1/chat/completions",
+        let is_version = |name: &str| name.len() == 2 && name.starts_with('v');
+        let (base, version) = match base.rsplit_once('/') {
+            Some((base, version)) if is_version(version) => (base, version),
+            _ => (base, "v1"),
         };
-        let address = url(base, options.endpoint.as_deref().unwrap_or(usual))?;
+        let usual = match options.api {
+            Api::Completions => format!("/{version}/completions"),
+            Api::Chat => format!("/{version}/chat/completions"),
+        };
+        let address = url(base, &options.endpoint.unwrap_or(usual))?;
         let client = client(options.tls);
         let model = match options.model {
             Some(model) => model,
             None => {
-                let models = url(base, "/v1/models")?;
+                let models = url(base, &format!("/{version}/models"))?;
                 let asked = first_model(&client, &models, &headers, options.timeout).await;
                 asked.with_context(|| format!("{models}: cannot ask for the model's name"))?
             }
@@ -169,6 +183,27 @@ impl HttpTarget {
         self.0.body["model"].as_str().unwrap_or_default()
     }
 
+    /// Sends a conversation and reads its answer. For completions, the prompt has an empty line
+    /// after each message. Dropping the future cancels the request.
+    ///
+    /// # Errors
+    /// [`Failure::Overloaded`] for status 429, and a [`Failure::Counted`] for everything else that
+    /// is not a complete answer in time.
+    pub async fn ask(&self, messages: &[Message], max_tokens: usize) -> Result<Answer, Failure> {
+        let body = match self.0.api {
+            Api::Chat => self.0.body(messages, &[], max_tokens),
+            Api::Completions => {
+                let spaced = |message: &Message| Message {
+                    text: format!("{}\n\n", message.text),
+                    ..message.clone()
+                };
+                let messages: Vec<Message> = messages.iter().map(spaced).collect();
+                self.0.body(&messages, &[], max_tokens)
+            }
+        };
+        self.0.answer(body, || {}).await
+    }
+
     /// Whether any answer so far reported the number of its tokens.
     #[must_use]
     pub fn reports_usage(&self) -> bool {
@@ -195,7 +230,7 @@ impl Target for HttpTarget {
         if self.0.token_ids {
             history.ids.extend_from_slice(&turn.tokens);
         } else {
-            history.messages.push(("user", words::text(&turn.tokens)));
+            history.messages.push(Message { role: "user", text: words::text(&turn.tokens) });
         }
         Ok(Unsent { max_tokens: turn.output_tokens, priority })
     }
@@ -208,16 +243,14 @@ impl Target for HttpTarget {
         clock: Clock,
     ) -> Result<(), Failure> {
         let server = &*self.0;
-        let body = server.body(&request, history);
-        let exchange = server.exchange(body, |answer: &mut Answer| {
-            record.token_times.push(clock.now());
-            answer.token_events += 1;
-        });
-        let answer = tokio::time::timeout(server.timeout, exchange).await;
-        let seconds = server.timeout.as_secs_f64();
-        let answer = answer.unwrap_or_else(|_| {
-            Err(failed("timeout", format!("there was no complete answer within {seconds} s")))
-        })?;
+        let mut body = server.body(&history.messages, &history.ids, request.max_tokens);
+        if request.priority != 0 {
+            body.entry("priority").or_insert_with(|| json!(request.priority));
+        }
+        let answer = server.answer(body, || record.token_times.push(clock.now())).await?;
+        if answer.token_events == 0 {
+            return Err(failed("empty answer", "the stream had no tokens"));
+        }
         record.output_tokens = answer.usage.completion.unwrap_or(answer.token_events);
         record.prompt_tokens = answer.usage.prompt.unwrap_or(0);
         record.cached_tokens = answer.usage.cached.unwrap_or(0);
@@ -227,41 +260,48 @@ impl Target for HttpTarget {
         if answer.usage.cached.is_some() {
             server.reports_cached.store(true, Ordering::Relaxed);
         }
-        history.messages.push(("assistant", answer.text));
+        history.messages.push(Message { role: "assistant", text: answer.text });
         Ok(())
     }
 }
 
 impl Server {
-    fn body(&self, request: &Unsent, history: &History) -> Vec<u8> {
+    /// The fields of a request for an answer to `messages`, or to the token ids `ids` if prompts are
+    /// sent as token ids.
+    fn body(&self, messages: &[Message], ids: &[u32], max_tokens: usize) -> Map<String, Value> {
         let mut body = self.body.clone();
-        let texts = history.messages.iter();
         match self.api {
             Api::Chat => {
-                let message = |(role, content): &(_, _)| json!({"role": role, "content": content});
-                body.insert("messages".to_owned(), texts.map(message).collect());
+                let message = |m: &Message| json!({"role": m.role, "content": m.text});
+                body.insert("messages".to_owned(), messages.iter().map(message).collect());
             }
             Api::Completions if self.token_ids => {
-                body.insert("prompt".to_owned(), json!(history.ids));
+                body.insert("prompt".to_owned(), json!(ids));
             }
             Api::Completions => {
-                let prompt: String = texts.map(|(_, text)| text.as_str()).collect();
+                let prompt: String = messages.iter().map(|message| message.text.as_str()).collect();
                 body.insert("prompt".to_owned(), json!(prompt));
             }
         }
-        body.entry("max_tokens").or_insert_with(|| json!(request.max_tokens));
-        if request.priority != 0 {
-            body.entry("priority").or_insert_with(|| json!(request.priority));
-        }
-        Value::Object(body).to_string().into_bytes()
+        body.entry("max_tokens").or_insert_with(|| json!(max_tokens));
+        body
     }
 
-    /// Sends a request and reads its answer. `on_token` is called for each event with tokens.
-    async fn exchange(
+    /// Sends a request and reads its answer within the time limit. `on_token` is called for each
+    /// event with tokens.
+    async fn answer(
         &self,
-        body: Vec<u8>,
-        mut on_token: impl FnMut(&mut Answer),
+        body: Map<String, Value>,
+        on_token: impl FnMut(),
     ) -> Result<Answer, Failure> {
+        let exchange = self.exchange(Value::Object(body).to_string().into_bytes(), on_token);
+        tokio::time::timeout(self.timeout, exchange).await.unwrap_or_else(|_| {
+            let seconds = self.timeout.as_secs_f64();
+            Err(failed("timeout", format!("there was no complete answer within {seconds} s")))
+        })
+    }
+
+    async fn exchange(&self, body: Vec<u8>, mut on_token: impl FnMut()) -> Result<Answer, Failure> {
         let response = send(&self.client, Method::POST, &self.url, &self.headers, body).await?;
         if response.status() != StatusCode::OK {
             return Err(refusal(response).await);
@@ -287,7 +327,8 @@ impl Server {
             }
             events.push(bytes, |data| {
                 if answer.on_event(data)? {
-                    on_token(&mut answer);
+                    answer.token_events += 1;
+                    on_token();
                 }
                 Ok(())
             })?;

@@ -57,7 +57,9 @@ impl From<Error> for Failure {
     /// An engine in this process fails only for reasons that make the figures meaningless.
     fn from(error: Error) -> Self {
         match error {
-            Error::Engine(EngineError::Overloaded { .. }) => Self::Overloaded,
+            Error::Engine(EngineError::Overloaded { retry_after, .. }) => {
+                Self::Overloaded { retry_after: Some(retry_after) }
+            }
             error => Self::Fatal(error.into()),
         }
     }

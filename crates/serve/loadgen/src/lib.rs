@@ -1,4 +1,5 @@
-//! The load generator behind `stolon bench` and the benchmarks in `benches/`.
+//! The load generator behind `stolon bench` and the benchmarks in `benches/`. `stolon verify` uses
+//! its client.
 //!
 //! [`workload`] describes the requests and when they are sent, [`drive`] sends it to an engine or
 //! with [`http`] to a server and records when tokens arrive, [`metrics`] turns the records into

@@ -6,7 +6,7 @@ use std::io::{self, IsTerminal};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A bar for `count` items with the label `what`.
-pub(super) fn bar(count: usize, what: impl Into<String>) -> ProgressBar {
+pub(crate) fn bar(count: usize, what: impl Into<String>) -> ProgressBar {
     let visible = io::stdout().is_terminal() && io::stderr().is_terminal();
     let target = if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let bar = ProgressBar::with_draw_target(Some(count as u64), target).with_message(what.into());

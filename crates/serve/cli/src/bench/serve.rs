@@ -111,7 +111,7 @@ pub struct BenchServeArgs {
 }
 
 /// The settings of a client that trusts the authorities in a PEM file.
-fn trusting(file: &Path) -> anyhow::Result<ClientConfig> {
+pub(crate) fn trusting(file: &Path) -> anyhow::Result<ClientConfig> {
     let config = Authorities::read(file).and_then(|authorities| authorities.client_config());
     config.with_context(|| format!("--cacert {}", file.display()))
 }

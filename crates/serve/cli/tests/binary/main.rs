@@ -39,3 +39,4 @@ mod tls;
 mod traces;
 #[cfg(unix)]
 mod unix_socket;
+mod verify;

@@ -3,20 +3,25 @@
 use std::borrow::Cow;
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use super::Failure;
 use super::request::{failed, shown};
 
 /// The part of an answer that has arrived.
-#[derive(Debug, Default)]
-pub(super) struct Answer {
+#[derive(Clone, Debug, Default)]
+pub struct Answer {
     /// The text, reasoning included.
-    pub(super) text: String,
+    pub text: String,
+    /// The ids of its tokens; empty if the server does not send them.
+    pub token_ids: Vec<u32>,
+    /// The log-probabilities of its tokens; empty if the server does not send them.
+    pub logprobs: Vec<TokenLogprob>,
     /// Number of events with tokens.
     pub(super) token_events: usize,
     /// The token counts that the server reports.
-    pub(super) usage: TokenCounts,
+    pub usage: TokenCounts,
     /// The server has sent `[DONE]`.
     pub(super) done: bool,
     /// An event has reported the finish reason.
@@ -25,10 +30,22 @@ pub(super) struct Answer {
 
 /// Numbers of tokens, as far as the server reports them.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct TokenCounts {
-    pub(super) prompt: Option<usize>,
-    pub(super) completion: Option<usize>,
-    pub(super) cached: Option<usize>,
+pub struct TokenCounts {
+    /// Tokens of the prompt.
+    pub prompt: Option<usize>,
+    /// Tokens of the answer.
+    pub completion: Option<usize>,
+    /// Tokens of the prompt that came from the server's prefix cache.
+    pub cached: Option<usize>,
+}
+
+/// The log-probability of a token of an answer.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct TokenLogprob {
+    /// The token as text. Tokens that are a part of a character may have the same text.
+    pub token: String,
+    /// The natural logarithm of its probability; `None` if the server gives no number.
+    pub logprob: Option<f64>,
 }
 
 /// The fields of an event that matter here, of both APIs.
@@ -50,6 +67,37 @@ struct Choice<'a> {
     finish_reason: Option<Cow<'a, str>>,
     #[serde(default)]
     token_ids: Option<Vec<u32>>,
+    #[serde(default)]
+    logprobs: Option<Logprobs>,
+}
+
+/// Log-probabilities in one of the known forms. Anything else is ignored.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Logprobs {
+    /// In chats, and in the completions of llama.cpp.
+    Content {
+        content: Vec<TokenLogprob>,
+    },
+    /// In completions: the tokens, and the value of each.
+    Lists {
+        tokens: Vec<String>,
+        token_logprobs: Vec<Option<f64>>,
+    },
+    Other(IgnoredAny),
+}
+
+impl Logprobs {
+    fn into_tokens(self) -> Vec<TokenLogprob> {
+        match self {
+            Self::Content { content } => content,
+            Self::Lists { tokens, token_logprobs } => {
+                let pairs = tokens.into_iter().zip(token_logprobs);
+                pairs.map(|(token, logprob)| TokenLogprob { token, logprob }).collect()
+            }
+            Self::Other(_) => Vec::new(),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -104,7 +152,10 @@ impl Answer {
         let mut has_tokens = false;
         for choice in event.choices {
             self.finished |= choice.finish_reason.is_some();
-            has_tokens |= choice.token_ids.is_some_and(|ids| !ids.is_empty());
+            let ids = choice.token_ids.unwrap_or_default();
+            has_tokens |= !ids.is_empty();
+            self.token_ids.extend(ids);
+            self.logprobs.extend(choice.logprobs.into_iter().flat_map(Logprobs::into_tokens));
             self.text.push_str(choice.text.as_deref().unwrap_or_default());
             let Some(delta) = choice.delta else { continue };
             let reasoning = delta.reasoning_content.or(delta.reasoning);
@@ -121,9 +172,6 @@ impl Answer {
         if !self.done && !self.finished {
             let message = format!("the stream ended after {} events", self.token_events);
             return Err(failed("cut off", message));
-        }
-        if self.token_events == 0 {
-            return Err(failed("empty answer", "the stream had no tokens"));
         }
         Ok(())
     }
@@ -171,19 +219,38 @@ mod tests {
         assert_eq!(usage, (Some(9), Some(3), Some(8)));
         let ids = r#"{"choices":[{"text":"","token_ids":[5]}]}"#;
         let end = r#"{"choices":[{"text":"","finish_reason":"length"}]}"#;
-        assert_eq!(answer(&[ids, end]).expect("complete").token_events, 1);
+        let completion = answer(&[ids, ids, end]).expect("complete");
+        assert_eq!((completion.token_events, completion.token_ids), (2, vec![5, 5]));
+    }
+
+    /// Goal: log-probabilities are read in all forms in which servers send them, and anything else
+    /// in their place is ignored.
+    #[test]
+    fn logprobs_are_read_in_every_form() {
+        let logprobs = |form: &str| {
+            let event = format!(r#"{{"choices":[{{"text":"a","logprobs":{form}}}]}}"#);
+            answer(&[&event, "[DONE]"]).expect("complete").logprobs
+        };
+        let a = TokenLogprob { token: "a".to_owned(), logprob: Some(-0.25) };
+        let unknown = TokenLogprob { token: "b".to_owned(), logprob: None };
+        let chat = r#"{"content":[{"id":7,"token":"a","logprob":-0.25,"top_logprobs":[]}]}"#;
+        let completion = r#"{"tokens":["a","b"],"token_logprobs":[-0.25,null],"top_logprobs":[]}"#;
+        assert_eq!(logprobs(chat), std::slice::from_ref(&a));
+        assert_eq!(logprobs(completion), [a, unknown]);
+        for other in ["null", "7", "[]", r#"{"content":null}"#, r#"{"tokens":"a"}"#] {
+            assert_eq!(logprobs(other), [], "{other}");
+        }
     }
 
     /// Goal: each way in which a stream can go wrong is a failure of a different kind.
     #[test]
     fn bad_streams_are_told_apart() {
         let token = r#"{"choices":[{"text":"a"}]}"#;
-        let cases: [(&[&str], &str, &str); 6] = [
+        let cases: [(&[&str], &str, &str); 5] = [
             (&[token, r#"{"choices":[{"te"#], "malformed event", "EOF"),
             (&[token, r#"{"choices":7}"#], "malformed event", "expected a sequence"),
             (&[token, r#"{"error":{"message":"no memory"}}"#], "error in the stream", "no memory"),
             (&[token], "cut off", "after 1 events"),
-            (&["[DONE]"], "empty answer", "no tokens"),
             (&["\u{0}"], "malformed event", "expected value"),
         ];
         for (events, expected, text) in cases {

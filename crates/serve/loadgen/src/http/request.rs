@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
+use hyper::header::RETRY_AFTER;
 use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
@@ -81,11 +82,7 @@ pub(super) async fn first_model(
         Ok(body.map_err(|error| failed("connection lost", error.to_string()))?.to_bytes())
     };
     let body = tokio::time::timeout(timeout, ask).await.context("there was no answer in time")?;
-    let body = body.map_err(|failure| match failure {
-        Failure::Overloaded => anyhow::anyhow!("the server is overloaded (status 429)"),
-        Failure::Counted { kind, message } => anyhow::anyhow!("{kind}: {message}"),
-        Failure::Fatal(error) => error,
-    })?;
+    let body = body.map_err(|failure| anyhow::anyhow!("{failure}"))?;
     let models: Value = serde_json::from_slice(&body).context("expected a list of models")?;
     let id = models["data"][0]["id"].as_str();
     Ok(id.context("the server lists no model: name one with --model")?.to_owned())
@@ -114,7 +111,9 @@ pub(super) async fn send(
 pub(super) async fn refusal(response: Response<Incoming>) -> Failure {
     let status = response.status();
     if status == StatusCode::TOO_MANY_REQUESTS {
-        return Failure::Overloaded;
+        let seconds = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
+        let seconds = seconds.and_then(|value| value.trim().parse().ok());
+        return Failure::Overloaded { retry_after: seconds.map(Duration::from_secs) };
     }
     let body = Limited::new(response.into_body(), MAX_REPLY_BYTES).collect().await;
     let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
