@@ -66,11 +66,10 @@ fn history(c: &mut Criterion) {
         }
         (with, without, messages)
     });
-    let mut group = c.benchmark_group("history");
-    group.sample_size(20).measurement_time(Duration::from_secs(8));
     let request = Request::chat(messages.clone());
     let len = runtime.block_on(with.prompt_tokens(&request)).expect("tokens").len();
-    println!("a conversation of {len} tokens and {} messages", messages.len());
+    let mut group = c.benchmark_group(format!("history of {len} tokens"));
+    group.sample_size(20).measurement_time(Duration::from_secs(8));
     for (name, engine) in [("tokenize all text", &without), ("answers as sampled", &with)] {
         group.bench_function(name, |b| {
             b.iter(|| black_box(runtime.block_on(engine.prompt_tokens(&request))));
