@@ -133,9 +133,11 @@ impl HttpTarget {
             headers.insert(AUTHORIZATION, value);
         }
         let base = options.base_url.trim_end_matches('/');
-        let is_version = |name: &str| name.len() == 2 && name.starts_with('v');
+        // The name of a host follows two slashes.
         let (base, version) = match base.rsplit_once('/') {
-            Some((base, version)) if is_version(version) => (base, version),
+            Some((path, version @ ("v1" | "v2" | "v3" | "v4"))) if !path.ends_with('/') => {
+                (path, version)
+            }
             _ => (base, "v1"),
         };
         let usual = match options.api {
