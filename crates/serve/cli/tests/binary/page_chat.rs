@@ -66,6 +66,8 @@ async fn a_chat_is_kept_and_can_be_changed() {
     answers(&browser, 1).await;
     let changed = json!(["Who owns the speckled goat?", "The speckled goat belongs to Ottilie."]);
     assert_eq!(texts(&browser, ".question, .answer .words").await, changed);
+    let facts = texts(&browser, ".answer-facts li").await.to_string();
+    assert!(facts.contains("computed again: a message has changed"), "{facts}");
 
     // Instead of a file, which the test could not find.
     let catch = "HTMLAnchorElement.prototype.click = () => {}; \
