@@ -202,22 +202,27 @@ impl MissLog {
     }
 }
 
-/// The miss of a request that was submitted and has not been started.
+/// The miss of a request that was submitted.
 #[derive(Clone, Debug)]
 pub(crate) struct Missed {
     pub(crate) miss: Arc<CacheMiss>,
-    pub(crate) log: Arc<MissLog>,
-    pub(crate) tenant: Option<Arc<str>>,
+    /// Where the miss is noted, and its tenant; `None` when the request has been started.
+    unnoted: Option<(Arc<MissLog>, Option<Arc<str>>)>,
 }
 
 impl Missed {
+    pub(crate) fn new(miss: CacheMiss, log: &Arc<MissLog>, tenant: &Option<Arc<str>>) -> Missed {
+        Missed { miss: Arc::new(miss), unnoted: Some((Arc::clone(log), tenant.clone())) }
+    }
+
     /// Adds the miss to the log when its request starts with `cached` cached tokens: while it
-    /// waited, another request may have computed them.
-    pub(crate) fn started(&self, cached: usize) {
+    /// waited, another request may have computed them. A request that was preempted starts again,
+    /// and is not added again.
+    pub(crate) fn started(&mut self, cached: usize) {
+        let Some((log, tenant)) = self.unnoted.take() else { return };
         let since = cached.saturating_sub(self.miss.cached_tokens);
-        if since >= self.miss.lost_tokens && since > 0 {
-            return;
+        if since == 0 || since < self.miss.lost_tokens {
+            log.note(&self.miss, tenant);
         }
-        self.log.note(&self.miss, self.tenant.clone());
     }
 }

@@ -17,11 +17,11 @@ use crate::adapters::AdapterTable;
 use crate::after::After;
 use crate::cache_miss::{MissLog, Missed};
 use crate::min_tokens::MinTokens;
-use crate::prompt::Prompts;
+use crate::prompt::{PromptTokens, Prompts};
 use crate::repetition::RepetitionDetector;
 use crate::stream::AnswerState;
 use crate::suppressed::Suppressed;
-use crate::text::{Exchange, PromptTokens};
+use crate::text::Exchange;
 use crate::tiers::EngineTiers;
 use crate::{
     BestOf, CacheMiss, ChatMessage, Completion, EngineBuilder, Error, Estimate, ModelInfo,
@@ -274,11 +274,8 @@ impl Engine {
             if let Some(exchange) = exchange {
                 let stored = sequence.stored.as_ref().map_or(0, StoredKv::kv_end);
                 let miss = self.miss(&exchange, &sequence.namespace, &sequence.tokens, stored);
-                answer.missed = miss.map(|miss| Missed {
-                    miss: Arc::new(miss),
-                    log: Arc::clone(&self.inner.misses),
-                    tenant: sequence.options.tenant.clone(),
-                });
+                let (log, tenant) = (&self.inner.misses, &sequence.options.tenant);
+                answer.missed = miss.map(|miss| Missed::new(miss, log, tenant));
                 if !sequence.options.skip_writing_prefix_cache {
                     let evictions = self.inner.handle.context().gauges.evicted_blocks();
                     answer.recording = text.recording(exchange, format, evictions);

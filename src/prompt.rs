@@ -26,7 +26,7 @@ use tokio::runtime::Handle;
 use crate::images::Images;
 use crate::long_work::{Client, FairLane, LongWork};
 use crate::request::{Prompt, part_tokens};
-use crate::text::{PromptTokens, Text, chat_values};
+use crate::text::{Exchange, Text, chat_values};
 use crate::{Error, Grammar, Request, SharedProcessor};
 
 /// Size in bytes of everything that may become text. The time of tokenizing depends on it.
@@ -56,6 +56,21 @@ fn json_bytes(value: &Value) -> usize {
 const INLINE_BYTES_MAX: usize = 2 << 10;
 /// Size from which tokenizing a prompt is long work, in bytes.
 const LARGE_BYTES: usize = 128 << 10;
+
+/// The token ids of a request's prompt.
+#[derive(Debug)]
+pub(crate) struct PromptTokens {
+    pub(crate) tokens: Vec<u32>,
+    /// What the history keeps of the request; `None` for prompts that are not conversations.
+    pub(crate) exchange: Option<Arc<Exchange>>,
+}
+
+impl PromptTokens {
+    /// The tokens of a request whose prompt is tokens.
+    pub(crate) fn given(tokens: Vec<u32>, request: &Request) -> PromptTokens {
+        PromptTokens { tokens, exchange: request.exchange.clone() }
+    }
+}
 
 /// The text layer of an engine, and the threads on which it runs.
 #[derive(Debug)]
@@ -187,8 +202,8 @@ impl Prompts {
         request: &'a Request,
     ) -> BoxFuture<'a, Result<PromptTokens, Error>> {
         async move {
-            if let Prompt::Tokens(_) = request.prompt() {
-                return Ok(PromptTokens::given(request));
+            if let Prompt::Tokens(tokens) = request.prompt() {
+                return Ok(PromptTokens::given(tokens.clone(), request));
             }
             self.text.check_len(request.prompt().len_bytes(), self.limit)?;
             let (bytes, client) = (work_bytes(request), request.options.tenant.clone());
@@ -213,8 +228,7 @@ impl Prompts {
     pub(crate) async fn take_tokens(&self, request: &mut Request) -> Result<PromptTokens, Error> {
         match Arc::get_mut(&mut request.prompt) {
             Some(Prompt::Tokens(tokens)) => {
-                let tokens = std::mem::take(tokens);
-                Ok(PromptTokens { tokens, exchange: request.exchange.clone() })
+                Ok(PromptTokens::given(std::mem::take(tokens), request))
             }
             _ => self.tokens(request).await,
         }

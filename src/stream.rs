@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures::Stream;
 use stolon_actors::SequenceStream;
@@ -81,13 +81,6 @@ pub(crate) struct AnswerState {
     pub(crate) timings: Timings,
 }
 
-impl AnswerState {
-    /// Whether the request has been started.
-    fn has_started(&self) -> bool {
-        self.timings.queue > Duration::ZERO
-    }
-}
-
 impl TokenStream {
     /// `turn` is the turn of a session, with its prompt, if the request is one.
     pub(crate) fn new(
@@ -153,8 +146,7 @@ impl TokenStream {
         let answer = &mut self.answer;
         match event {
             Event::Started { cached_tokens, .. } => {
-                // A request that was preempted starts again.
-                if let Some(missed) = answer.missed.as_ref().filter(|_| !answer.has_started()) {
+                if let Some(missed) = &mut answer.missed {
                     missed.started(cached_tokens);
                 }
                 answer.usage.cached_tokens = cached_tokens;

@@ -9,6 +9,7 @@ mod history;
 mod options;
 mod recording;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use stolon_scheduler::{PromptLimit, TokenSet};
@@ -19,13 +20,13 @@ pub(crate) use recording::Recording;
 pub(crate) use stolon_text::{ChatOptions, Detokenizer};
 
 use grammar::Grammars;
-use history::{History, Outline};
+use history::{Found, History, Outline};
 
-use crate::cache_miss::{CacheMiss, MissReason};
 use crate::long_work::Client;
+use crate::prompt::PromptTokens;
 use crate::request::{Prompt, part_tokens};
 use crate::skills::Skills;
-use crate::{AnswerFormat, Error, Grammar, PrefixMatch, Request, SharedProcessor};
+use crate::{AnswerFormat, CacheMiss, Error, Grammar, PrefixMatch, Request, SharedProcessor};
 
 /// The model's tokenizer and chat templates, if it has any. All requests share them.
 #[derive(Clone, Debug, Default)]
@@ -177,14 +178,12 @@ impl Text {
     ) -> Result<PromptTokens, Error> {
         self.check_len(request.prompt().len_bytes(), limit)?;
         let tokens = match request.prompt() {
-            Prompt::Tokens(_) => return Ok(PromptTokens::given(request)),
+            Prompt::Tokens(tokens) => return Ok(PromptTokens::given(tokens.clone(), request)),
             Prompt::Text(text) => self.encode(text, true)?,
             Prompt::Chat(messages) => {
-                let render = |messages: &[ChatMessage], options: &ChatOptions| {
-                    Ok(Some(self.model()?.prepare_chat(messages, options)?))
-                };
-                let tokens = self.chat_tokens(request, messages, limit, render)?;
-                return Ok(tokens.expect("rendering is complete or fails"));
+                let asked = self.asked(request, messages)?;
+                let chat = self.model()?.prepare_chat(&asked.messages, &asked.options)?;
+                return self.chat_tokens(asked, &chat, limit);
             }
             Prompt::Parts(parts) => part_tokens(parts, &[], true, self)?,
             Prompt::Skill(skill) => self.skills.prompt_tokens(skill, self)?,
@@ -200,43 +199,49 @@ impl Text {
         limit: PromptLimit,
     ) -> Result<Option<PromptTokens>, Error> {
         let Prompt::Chat(messages) = request.prompt() else { return Ok(None) };
-        let render = |messages: &[ChatMessage], options: &ChatOptions| {
-            Ok(self.model()?.prepare_quickly(messages, options))
-        };
-        self.chat_tokens(request, messages, limit, render)
+        let asked = self.asked(request, messages)?;
+        let chat = self.model()?.prepare_quickly(&asked.messages, &asked.options);
+        chat.map(|chat| self.chat_tokens(asked, &chat, limit)).transpose()
     }
 
-    /// The token ids of a conversation: those that were sampled for its known answers, and those of
-    /// its text. `render` returns `None` if the template needs more work than it permits; so does
-    /// this function.
-    fn chat_tokens(
+    /// The conversation of a request as it is rendered.
+    fn asked<'a>(
         &self,
         request: &Request,
-        messages: &[ChatMessage],
-        limit: PromptLimit,
-        render: impl Fn(&[ChatMessage], &ChatOptions) -> Result<Option<RenderedChat>, Error>,
-    ) -> Result<Option<PromptTokens>, Error> {
+        messages: &'a [ChatMessage],
+    ) -> Result<Asked<'a>, Error> {
         let options = chat_options(request.tools.as_deref(), &request.chat)?;
         let Some(history) = &self.history else {
-            let Some(chat) = render(messages, &options)? else { return Ok(None) };
-            let tokens = self.encode_chat(&chat, limit)?;
-            return Ok(Some(PromptTokens { tokens, exchange: None }));
+            return Ok(Asked { options, messages: messages.into(), known: None });
         };
-        let scope = Outline::of_tokens(request).scope();
-        let found = history.find(&scope, messages);
+        let outline = Outline::of_tokens(request);
+        let found = history.find(&outline.scope(), messages);
         let messages = found.restored(messages);
-        let outline = Outline::of_chat(request, &messages, &options);
-        let Some(chat) = render(&messages, &options)? else { return Ok(None) };
+        let outline = outline.with_chat(&messages, &options);
+        Ok(Asked { options, messages, known: Some((found, outline)) })
+    }
+
+    /// The token ids of a rendered conversation: those that were sampled for its known answers, and
+    /// those of its text.
+    fn chat_tokens(
+        &self,
+        asked: Asked<'_>,
+        chat: &RenderedChat,
+        limit: PromptLimit,
+    ) -> Result<PromptTokens, Error> {
+        let Some((found, outline)) = asked.known else {
+            return Ok(PromptTokens { tokens: self.encode_chat(chat, limit)?, exchange: None });
+        };
         self.check_len(chat.len_bytes(), limit)?;
-        let base = found.verified(&chat).into_iter().find_map(|known| {
-            let end = known.end_of_answer(&chat, &messages[known.message], &self.ends)?;
+        let base = found.verified(chat).into_iter().find_map(|known| {
+            let end = known.end_of_answer(chat, &asked.messages[known.message], &self.ends)?;
             Some((known, end))
         });
         let (base, start) = base.unzip();
         let rest = self.encode_chat(&chat.rest(start.unwrap_or(0)), limit)?;
         let exchange = Exchange::new(found.conversation, outline, chat.as_str(), base, rest);
         let tokens = exchange.prompt();
-        Ok(Some(PromptTokens { tokens, exchange: Some(Arc::new(exchange)) }))
+        Ok(PromptTokens { tokens, exchange: Some(Arc::new(exchange)) })
     }
 
     /// What the history keeps of a request. `None` if nothing is kept, or if its prompt has images.
@@ -268,9 +273,7 @@ impl Text {
         Some(Recording::new(exchange, tokenizer, format))
     }
 
-    /// Why a part of a prompt is not cached. `found` is what is cached now, `resume_max` returns
-    /// how much of a prompt can be cached, and `evictions` is the number of blocks that the cache
-    /// has evicted. `None` if all of it is cached, or if nothing is remembered.
+    /// As [`History::miss`]; `None` also if nothing is remembered.
     pub(crate) fn miss(
         &self,
         exchange: &Exchange,
@@ -279,61 +282,8 @@ impl Text {
         resume_max: impl Fn(usize) -> usize,
         evictions: u64,
     ) -> Option<CacheMiss> {
-        /// Number of tokens after the common ones that are shown.
-        const SHOWN: usize = 48;
-        let (cached, max) = (found.resume, resume_max(tokens.len()));
-        if cached >= max {
-            return None;
-        }
-        let nearest = self.history.as_ref()?.nearest(exchange, tokens);
         let text = |tokens: &[u32]| self.decode(tokens, false).unwrap_or_default();
-        let mut miss = CacheMiss {
-            reason: MissReason::New,
-            prompt_tokens: tokens.len(),
-            cached_tokens: cached,
-            lost_tokens: 0,
-            lost_time: None,
-            common_tokens: 0,
-            message: None,
-            prompt_text: String::new(),
-            earlier_text: String::new(),
-        };
-        let common = nearest.as_ref().map_or(0, |nearest| nearest.common);
-        let shown = |tokens: &[u32]| text(&tokens[common..tokens.len().min(common + SHOWN)]);
-        miss.prompt_text = shown(tokens);
-        let Some(nearest) = nearest else { return Some(miss) };
-        miss.earlier_text = shown(&nearest.tokens);
-        miss.common_tokens = common;
-        // Computed before, but not cached now.
-        let known = resume_max(common).min(max);
-        let gone = known.saturating_sub(cached);
-        // What the nearest prompt goes on with, and this one does not.
-        let apart = resume_max(nearest.tokens.len()).min(max).saturating_sub(known.max(cached));
-        if gone == 0 && apart == 0 {
-            return Some(miss);
-        }
-        miss.lost_tokens = gone + apart;
-        if gone >= apart {
-            miss.reason = match nearest.separation(exchange) {
-                Some(reason) => reason,
-                None if found.cached > cached => MissReason::NoCheckpoint,
-                None => nearest.loss(evictions),
-            };
-        } else {
-            let (ours, theirs) = (&miss.prompt_text, &miss.earlier_text);
-            let same_text = !ours.is_empty() && ours.starts_with(theirs.as_str())
-                || !theirs.is_empty() && theirs.starts_with(ours.as_str());
-            // The shorter part is decoded.
-            let before = match exchange.text_len {
-                len if len > 0 && tokens.len() - common < common => {
-                    len.saturating_sub(text(&tokens[common..]).len())
-                }
-                _ => text(&tokens[..common]).len(),
-            };
-            let difference = nearest.difference(exchange, same_text, before);
-            (miss.reason, miss.message) = (difference.reason, difference.message);
-        }
-        Some(miss)
+        self.history.as_ref()?.miss(exchange, tokens, found, resume_max, evictions, text)
     }
 
     /// The conversation of a request, rendered.
@@ -367,23 +317,13 @@ impl Text {
     }
 }
 
-/// The token ids of a request's prompt.
-#[derive(Debug)]
-pub(crate) struct PromptTokens {
-    pub(crate) tokens: Vec<u32>,
-    /// What the history keeps of the request; `None` for prompts that are not conversations.
-    pub(crate) exchange: Option<Arc<Exchange>>,
-}
-
-impl PromptTokens {
-    /// The tokens of a request whose prompt is tokens.
-    pub(crate) fn given(request: &Request) -> PromptTokens {
-        let tokens = match request.prompt() {
-            Prompt::Tokens(tokens) => tokens.clone(),
-            _ => Vec::new(),
-        };
-        PromptTokens { tokens, exchange: request.exchange.clone() }
-    }
+/// The conversation of a request as it is rendered.
+struct Asked<'a> {
+    options: ChatOptions,
+    /// The messages, with reasoning that the client left out.
+    messages: Cow<'a, [ChatMessage]>,
+    /// The answers in it that are known, and what it is made of; `None` without a history.
+    known: Option<(Found, Outline)>,
 }
 
 /// `options` with `tools`, if there are any.

@@ -6,6 +6,7 @@ use stolon_scheduler::{FinishReason, PromptLimit, TokenSet};
 use stolon_text::TextSource;
 
 use crate::long_work::Client;
+use crate::prompt::PromptTokens;
 use crate::request::{Prompt, part_tokens};
 use crate::skills::Skills;
 use crate::{
@@ -62,23 +63,6 @@ impl Recording {
 
     pub(crate) fn finish(self, _reason: &FinishReason) {
         match self {}
-    }
-}
-
-/// The token ids of a request's prompt.
-#[derive(Debug)]
-pub(crate) struct PromptTokens {
-    pub(crate) tokens: Vec<u32>,
-    pub(crate) exchange: Option<Arc<Exchange>>,
-}
-
-impl PromptTokens {
-    pub(crate) fn given(request: &Request) -> PromptTokens {
-        let tokens = match request.prompt() {
-            Prompt::Tokens(tokens) => tokens.clone(),
-            _ => Vec::new(),
-        };
-        PromptTokens { tokens, exchange: None }
     }
 }
 
@@ -145,7 +129,7 @@ impl Text {
         _limit: PromptLimit,
     ) -> Result<PromptTokens, Error> {
         let tokens = match request.prompt() {
-            Prompt::Tokens(_) => return Ok(PromptTokens::given(request)),
+            Prompt::Tokens(tokens) => return Ok(PromptTokens::given(tokens.clone(), request)),
             Prompt::Text(_) | Prompt::Chat(_) => return Err(Error::NoTokenizer),
             Prompt::Parts(parts) => part_tokens(parts, &[], true, self)?,
             Prompt::Skill(skill) => self.skills.prompt_tokens(skill, self)?,

@@ -9,7 +9,7 @@
 //!
 //! 1. [`History::find`] looks for earlier requests with the same messages up to a message of the
 //!    assistant that says what was answered to them. Calls are compared as JSON.
-//! 2. Reasoning that the client left out is given back to these messages ([`restored`]). Whether it
+//! 2. Reasoning that the client left out is given back to these messages ([`Found::restored`]). Whether it
 //!    is part of the prompt is up to the chat template.
 //! 3. The conversation is rendered. If the text begins with the text of such an earlier prompt
 //!    ([`Found::verified`]), and the next piece of it is the answer ([`Known::end_of_answer`]), then
@@ -22,7 +22,7 @@
 //! nothing is found across tenants. The answer to a prompt is that of an engine that gets the same
 //! tokens without a cache. An engine that has forgotten the earlier request tokenizes its text.
 //!
-//! The same memory explains why a prompt is not cached ([`History::nearest`]): it has the prompts
+//! The same memory explains why a prompt is not cached ([`History::miss`]): it has the prompts
 //! that the engine has computed, also those that are not cached anymore.
 //!
 //! The memory is bounded: requests that were not continued for the longest time are forgotten
@@ -42,7 +42,6 @@ use stolon_text::{ChatMessage, RenderedChat, ToolCall};
 
 pub(crate) use exchange::{Answered, Exchange};
 pub(crate) use messages::normalized;
-use messages::restored;
 pub(crate) use outline::Outline;
 
 /// A BLAKE3 digest.
@@ -173,7 +172,7 @@ impl State {
 impl Found {
     /// The messages with the reasoning that the client left out.
     pub(crate) fn restored<'a>(&self, messages: &'a [ChatMessage]) -> Cow<'a, [ChatMessage]> {
-        restored(messages, &self.known)
+        messages::restored(messages, &self.known)
     }
 
     /// The known answers whose prompts the rendered conversation begins with, the last one first.

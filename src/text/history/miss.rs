@@ -6,25 +6,27 @@ use std::sync::Arc;
 use super::exchange::{Answered, Compared, Exchange};
 use super::outline::Mark;
 use super::{Digest, History};
-use crate::cache_miss::{MissMessage, MissReason};
+use crate::{CacheMiss, MissMessage, MissReason, PrefixMatch};
 
 /// Maximum number of earlier prompts that a prompt is compared with, the newest ones.
 const COMPARED: usize = 64;
 /// Maximum number of earlier prompts of all tenants that are looked at.
 const LOOKED_AT: usize = 1024;
+/// Number of tokens after the common ones that are shown as text.
+const SHOWN: usize = 48;
 /// Length of a token in bytes, roughly: shared tokens and shared messages are weighed by it.
 const TOKEN_BYTES: usize = 4;
 
 /// The earlier prompt, with its answer, that a prompt has most in common with.
 #[derive(Debug)]
-pub(crate) struct Nearest {
+struct Nearest {
     exchange: Arc<Exchange>,
     /// The tokens of the prompt and of the answer that continues most like the other prompt.
-    pub(crate) tokens: Vec<u32>,
+    tokens: Vec<u32>,
     /// Number of tokens of its prompt.
     prompt_len: usize,
     /// Number of leading tokens that are the same.
-    pub(crate) common: usize,
+    common: usize,
 }
 
 /// A prompt that was compared, the number of leading tokens that are the same, and the answer to it
@@ -32,10 +34,10 @@ pub(crate) struct Nearest {
 type Candidate = (Arc<Exchange>, usize, Option<Arc<Answered>>);
 
 /// How a prompt differs from the nearest earlier one.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Difference {
-    pub(crate) reason: MissReason,
-    pub(crate) message: Option<MissMessage>,
+#[derive(Debug)]
+struct Difference {
+    reason: MissReason,
+    message: Option<MissMessage>,
 }
 
 impl Difference {
@@ -50,10 +52,70 @@ impl Difference {
 }
 
 impl History {
+    /// Why a part of a prompt is not cached. `found` is what is cached now, `resume_max` returns
+    /// how much of a prompt of a length can be cached, `evictions` is the number of blocks that the
+    /// cache has evicted, and `text` decodes tokens. `None` if all of it is cached.
+    pub(crate) fn miss(
+        &self,
+        prompt: &Exchange,
+        tokens: &[u32],
+        found: PrefixMatch,
+        resume_max: impl Fn(usize) -> usize,
+        evictions: u64,
+        text: impl Fn(&[u32]) -> String,
+    ) -> Option<CacheMiss> {
+        let (cached, max) = (found.resume, resume_max(tokens.len()));
+        if cached >= max {
+            return None;
+        }
+        let nearest = self.nearest(prompt, tokens);
+        let common = nearest.as_ref().map_or(0, |nearest| nearest.common);
+        let shown = |tokens: &[u32]| text(&tokens[common..tokens.len().min(common + SHOWN)]);
+        let mut miss = CacheMiss {
+            reason: MissReason::New,
+            prompt_tokens: tokens.len(),
+            cached_tokens: cached,
+            lost_tokens: 0,
+            lost_time: None,
+            common_tokens: common,
+            message: None,
+            prompt_text: shown(tokens),
+            earlier_text: nearest.as_ref().map_or(String::new(), |nearest| shown(&nearest.tokens)),
+        };
+        let Some(nearest) = nearest else { return Some(miss) };
+        // Computed before, but not cached now.
+        let known = resume_max(common).min(max);
+        let gone = known.saturating_sub(cached);
+        // What follows in the nearest prompt, and not in this one.
+        let apart = resume_max(nearest.tokens.len()).min(max).saturating_sub(known.max(cached));
+        miss.lost_tokens = gone + apart;
+        if apart > gone {
+            let (ours, theirs) = (miss.prompt_text.as_str(), miss.earlier_text.as_str());
+            let same_text = !ours.is_empty() && ours.starts_with(theirs)
+                || !theirs.is_empty() && theirs.starts_with(ours);
+            // The shorter part is decoded.
+            let before = match prompt.text_len {
+                len if len > 0 && tokens.len() - common < common => {
+                    len.saturating_sub(text(&tokens[common..]).len())
+                }
+                _ => text(&tokens[..common]).len(),
+            };
+            Difference { reason: miss.reason, message: miss.message } =
+                nearest.difference(prompt, same_text, before);
+        } else if gone > 0 {
+            miss.reason = match nearest.separation(prompt) {
+                Some(reason) => reason,
+                None if found.cached > cached => MissReason::NoCheckpoint,
+                None => nearest.loss(evictions),
+            };
+        }
+        Some(miss)
+    }
+
     /// The earlier prompt of the same tenant that has most in common with a prompt; `None` if there
     /// is none that has anything in common. A prompt that was submitted before, or that continues
     /// one, is not compared with others.
-    pub(crate) fn nearest(&self, prompt: &Exchange, tokens: &[u32]) -> Option<Nearest> {
+    fn nearest(&self, prompt: &Exchange, tokens: &[u32]) -> Option<Nearest> {
         let same = self.state().exchanges.get(&prompt.conversation).map(|(_, kept)| kept.clone());
         let related = same.or_else(|| prompt.previous().cloned()).map(|exchange| {
             let (common, answer) = exchange.common(tokens, &mut Compared::new());
@@ -101,7 +163,7 @@ impl History {
 impl Nearest {
     /// Why a prompt with the same beginning is not cached, although this one was submitted.
     /// `evictions` is the number of blocks that the cache has evicted.
-    pub(crate) fn loss(&self, evictions: u64) -> MissReason {
+    fn loss(&self, evictions: u64) -> MissReason {
         match self.exchange.evictions() {
             Some(before) if before == evictions => MissReason::NotComputed,
             _ => MissReason::Evicted,
@@ -110,7 +172,7 @@ impl Nearest {
 
     /// Why a prompt with the same beginning was computed apart from this one; `None` if they share
     /// KV.
-    pub(crate) fn separation(&self, prompt: &Exchange) -> Option<MissReason> {
+    fn separation(&self, prompt: &Exchange) -> Option<MissReason> {
         let (own, other) = (&prompt.outline, &self.exchange.outline);
         if own.adapter != other.adapter {
             return Some(MissReason::OtherAdapter);
@@ -120,12 +182,7 @@ impl Nearest {
 
     /// Why a prompt goes another way after the common tokens. `same_text` says whether the texts
     /// after them are the same, and `text_bytes` is the size of the text before.
-    pub(crate) fn difference(
-        &self,
-        prompt: &Exchange,
-        same_text: bool,
-        text_bytes: usize,
-    ) -> Difference {
+    fn difference(&self, prompt: &Exchange, same_text: bool, text_bytes: usize) -> Difference {
         let (own, other) = (&prompt.outline, &self.exchange.outline);
         if own.messages.is_empty() || other.messages.is_empty() {
             return Difference::new(match same_text {

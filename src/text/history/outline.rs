@@ -35,12 +35,8 @@ pub(super) struct Mark {
 }
 
 impl Outline {
-    /// The outline of a request with these messages. `options` has the tools.
-    pub(crate) fn of_chat(
-        request: &Request,
-        messages: &[ChatMessage],
-        options: &ChatOptions,
-    ) -> Outline {
+    /// The outline of the same request with these messages. `options` has the tools.
+    pub(crate) fn with_chat(self, messages: &[ChatMessage], options: &ChatOptions) -> Outline {
         let variables = Value::Object(options.variables.clone());
         let others = [variables, Value::Array(options.documents.clone())];
         let rules = (&options.template, options.describe_tools, options.special_tokens_in_messages);
@@ -48,7 +44,7 @@ impl Outline {
             tools: digest(Value::Array(options.tools.clone()).to_string().as_bytes()),
             options: digest(format!("{others:?}{rules:?}").as_bytes()),
             messages: messages.iter().map(Mark::new).collect(),
-            ..Outline::of_tokens(request)
+            ..self
         }
     }
 
