@@ -24,7 +24,7 @@ use axum::extract::Request as HttpRequest;
 use axum::handler::Handler;
 use axum::middleware::Next;
 use axum::routing::MethodRouter;
-use axum::{Router, middleware, routing};
+use axum::{Extension, Router, middleware, routing};
 
 use crate::api::admin::Health;
 use crate::api::error::ErrorReply;
@@ -32,6 +32,7 @@ use crate::api::messages::MessagesError;
 use crate::api::schema::{JsonSchema, Make, reference};
 use crate::guard::{access, cors};
 use crate::handlers::app::{App, RouterOptions};
+use crate::handlers::context::ExplainOnly;
 use crate::handlers::{admin, messages};
 use crate::wire::traces;
 
@@ -246,6 +247,12 @@ impl Route {
     /// The model computes something.
     fn generates(mut self) -> Self {
         self.generates = true;
+        self
+    }
+
+    /// The handler only explains how much of the request's prompt is cached.
+    fn explains(mut self) -> Self {
+        self.handler = self.handler.layer(Extension(ExplainOnly));
         self
     }
 

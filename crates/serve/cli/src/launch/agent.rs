@@ -48,7 +48,7 @@ const OTHER_CLAUDE_PROVIDERS: &[&str] = &[
     "CLAUDE_CODE_USE_MANTLE",
     "CLAUDE_CODE_USE_VERTEX",
 ];
-/// Most tokens of an answer that agents ask for.
+/// Maximum number of tokens of an answer, if the context has room for it.
 const MAX_ANSWER_TOKENS: usize = 32_000;
 /// What the file of a program ends with: on Windows, npm installs scripts of its shell.
 #[cfg(windows)]

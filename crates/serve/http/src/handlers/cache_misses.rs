@@ -37,10 +37,12 @@ pub(crate) async fn explain(
     for request in requests {
         let request = app.engine.tokenized(request).await?;
         let miss = app.engine.cache().explain(&request).await?;
-        let prompt_tokens = app.engine.prompt_tokens(&request).await?.len();
-        let cached_tokens = match &miss {
-            Some(miss) => miss.cached_tokens,
-            None => app.engine.cache().query_resume(&request)?.resume,
+        let (prompt_tokens, cached_tokens) = match &miss {
+            Some(miss) => (miss.prompt_tokens, miss.cached_tokens),
+            None => {
+                let estimate = app.engine.estimate(&request)?;
+                (estimate.prompt_tokens, estimate.cached_tokens)
+            }
         };
         let miss = miss.as_ref().map(Miss::from);
         results.push(Explanation { prompt_tokens, cached_tokens, miss });

@@ -11,8 +11,10 @@ use crate::wire::body::RequestBody;
 use crate::wire::error::ApiError;
 use crate::wire::receive::{Held, Received};
 
-/// The path of the routes that explain requests, which have the handlers of the routes that answer.
-pub(crate) const EXPLAIN: &str = "/v1/cache/explain";
+/// An extension of requests on routes that explain requests. They have the handlers of the routes
+/// that answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExplainOnly;
 
 /// A request of a client with its parameters.
 #[derive(Debug)]
@@ -30,8 +32,7 @@ pub(crate) struct RequestContext {
     pub(crate) caller: Caller,
     /// The parameters that are ignored are noted here.
     pub(crate) ignored: Ignored,
-    /// Whether the reply only explains how much of the prompt is cached: on the routes below
-    /// `/v1/cache/explain`.
+    /// Whether the reply only explains how much of the prompt is cached.
     pub(crate) explains: bool,
     /// The memory of the body. It is released when prompts have been tokenized and images decoded.
     pub(crate) held: Held,
@@ -44,7 +45,7 @@ impl<T: RequestBody> FromRequest<Arc<App>> for Incoming<T> {
         // The middleware of clients' routes adds it.
         let caller = request.extensions().get::<Caller>().cloned();
         let caller = caller.ok_or_else(ApiError::internal)?;
-        let explains = request.uri().path().contains(EXPLAIN);
+        let explains = request.extensions().get::<ExplainOnly>().is_some();
         let received = Received::from_request(request, app).await?;
         let ignored = received.ignored.clone();
         let (body, held) = app.parser.parse_held(received).await?;

@@ -81,6 +81,7 @@ fn reads() -> Vec<Route> {
 fn explanations() -> Vec<Route> {
     let described = |route: Route, id: &'static str| {
         route
+            .explains()
             .described(id, "Why a prompt is not cached; nothing is computed")
             .replies::<Explanations>()
             .fails(&[404])
