@@ -2,17 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Server, TINY, fail, prompt};
-
-async fn status(request: reqwest::RequestBuilder) -> u16 {
-    let reply = request.send().await.expect("a reply");
-    let status = reply.status().as_u16();
-    if status >= 400 {
-        let reply: Value = reply.json().await.expect("JSON");
-        assert!(reply["error"]["message"].is_string(), "{reply}");
-    }
-    status
-}
+use crate::support::{Server, TINY, fail, prompt, status};
 
 /// Goal: with API keys, `/v1` needs one of them; health does not. Keys are not shown in errors.
 #[tokio::test]

@@ -1,36 +1,10 @@
 //! The end of a server with slow, idle and deaf clients, and a server whose output is not read.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::time::Duration;
+use std::io::Read;
 
 use serde_json::json;
 
-use crate::support::{Server, TINY};
-
-/// Longer than anything here may take. It ends a test that hangs.
-const GUARD: Duration = Duration::from_secs(60);
-
-fn connect(server: &Server) -> TcpStream {
-    let stream = TcpStream::connect(server.address()).expect("a connection");
-    stream.set_read_timeout(Some(GUARD)).expect("set");
-    stream
-}
-
-/// Sends a part of a request and nothing more.
-fn begin(server: &Server, part: &str) -> TcpStream {
-    let mut stream = connect(server);
-    stream.write_all(part.as_bytes()).expect("sent");
-    stream
-}
-
-/// The head of a completion request with a body of `length` bytes.
-fn head(length: usize) -> String {
-    format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
-         content-length: {length}\r\n\r\n"
-    )
-}
+use crate::support::{GUARD, Server, TINY, begin, connect, head};
 
 async fn ended(server: Server) -> std::process::ExitStatus {
     let waiting = tokio::task::spawn_blocking(|| server.wait());

@@ -11,7 +11,7 @@ use serde_json::Value;
 mod client;
 
 use client::Client;
-pub(crate) use client::{EMBEDDING, SCRIPTED, TINY, prompt};
+pub(crate) use client::{EMBEDDING, GUARD, SCRIPTED, TINY, begin, connect, head, prompt, status};
 
 /// The binary with arguments, and without environment variables that change its behavior.
 pub(crate) fn stolon(args: &[&str]) -> Command {

@@ -3,17 +3,7 @@
 use serde_json::{Value, json};
 use stolon_http::Tenants;
 
-use crate::support::{Server, TINY, api_keys, prompt};
-
-async fn status(request: reqwest::RequestBuilder) -> u16 {
-    let reply = request.send().await.expect("a reply");
-    let status = reply.status().as_u16();
-    if status >= 400 {
-        let reply: Value = reply.json().await.expect("JSON");
-        assert!(reply["error"]["message"].is_string(), "{reply}");
-    }
-    status
-}
+use crate::support::{Server, TINY, api_keys, prompt, status};
 
 /// Goal: the administrator's routes can be used from this machine, but not by web pages, by clients
 /// of a proxy, or by a name that was rebound to this machine; nothing shows prompts unasked.

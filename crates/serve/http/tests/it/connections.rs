@@ -7,10 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use stolon_http::ConnectionLimits;
 
-use crate::support::{LIMITS, Server, TINY, api_key};
-
-/// Longer than anything here may take. It ends a test that hangs.
-const GUARD: Duration = Duration::from_secs(60);
+use crate::support::{GUARD, LIMITS, Server, TINY, api_key, begin, connect, head};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -20,27 +17,6 @@ fn small_bodies() -> Server {
         options.body_limit = Some(10 << 10);
         engine
     })
-}
-
-fn connect(server: &Server) -> TcpStream {
-    let stream = TcpStream::connect(server.address()).expect("a connection");
-    stream.set_read_timeout(Some(GUARD)).expect("set");
-    stream
-}
-
-/// Sends a part of a request and nothing more.
-fn begin(server: &Server, part: &str) -> TcpStream {
-    let mut stream = connect(server);
-    stream.write_all(part.as_bytes()).expect("sent");
-    stream
-}
-
-/// The head of a completion request with a body of `length` bytes.
-fn head(length: usize) -> String {
-    format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
-         content-length: {length}\r\n\r\n"
-    )
 }
 
 /// Everything that the server sends until it closes the connection.

@@ -18,7 +18,9 @@ pub(crate) mod adapters;
 mod client;
 
 use client::Client;
-pub(crate) use client::{EMBEDDING, SCRIPTED, TINY, prompt, texts};
+pub(crate) use client::{
+    EMBEDDING, GUARD, SCRIPTED, TINY, begin, connect, head, prompt, status, texts,
+};
 
 /// Limits that no test reaches.
 pub(crate) const LIMITS: ConnectionLimits = ConnectionLimits {

@@ -1,5 +1,7 @@
 //! A client of one server, and the requests and replies of tests.
 
+use std::io::Write;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -160,4 +162,40 @@ pub(crate) fn texts(reply: &Value) -> Vec<&str> {
 pub(crate) fn prompt(shared: usize, seed: u32) -> Vec<u32> {
     let own = (0..8).map(|i| 32 + (seed * 7 + i * 3) % 90);
     (0..shared as u32).map(|i| 32 + (i * 31) % 90).chain(own).collect()
+}
+
+/// Longer than anything may take on a connection. It ends a test that hangs.
+pub(crate) const GUARD: Duration = Duration::from_secs(60);
+
+/// Opens a connection and sends nothing.
+pub(crate) fn connect(server: &Client) -> TcpStream {
+    let stream = TcpStream::connect(server.address()).expect("a connection");
+    stream.set_read_timeout(Some(GUARD)).expect("set");
+    stream
+}
+
+/// Sends a part of a request and nothing more.
+pub(crate) fn begin(server: &Client, part: &str) -> TcpStream {
+    let mut stream = connect(server);
+    stream.write_all(part.as_bytes()).expect("sent");
+    stream
+}
+
+/// The head of a completion request with a body of `length` bytes.
+pub(crate) fn head(length: usize) -> String {
+    format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\n\r\n"
+    )
+}
+
+/// The status of the reply to a request. An error must say its reason.
+pub(crate) async fn status(request: reqwest::RequestBuilder) -> u16 {
+    let reply = request.send().await.expect("a reply");
+    let status = reply.status().as_u16();
+    if status >= 400 {
+        let reply: Value = reply.json().await.expect("JSON");
+        assert!(reply["error"]["message"].is_string(), "{reply}");
+    }
+    status
 }
