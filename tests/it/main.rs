@@ -53,7 +53,6 @@ mod prefix_files;
 mod real_models;
 mod sessions;
 mod skills;
-mod spans;
 mod starting;
 mod states;
 #[cfg(feature = "tiers")]

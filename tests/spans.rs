@@ -1,5 +1,6 @@
 //! Each request has a `tracing` span in the span of its caller, with the fields that are known at
-//! its end.
+//! its end. It is a program of its own: subscribers and the places of spans are registered for a
+//! whole process, and the tests of other threads would register places at the same time.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -15,7 +16,9 @@ use tracing::{Instrument, Subscriber, info_span};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::support::fake;
+#[path = "it/support/fake.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod fake;
 
 /// The fields of a span.
 #[derive(Clone, Debug, Default)]
@@ -65,13 +68,6 @@ fn a_request_has_a_span_in_the_span_of_its_caller() {
     let subscriber = tracing_subscriber::registry().with(collector.clone());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.expect("a runtime");
-    // The place of the span in the code is registered when it is first used. If the thread of
-    // another test did that while the subscriber is added, the subscriber could be left out.
-    runtime.block_on(async {
-        let engine = builder(64).0.build().await.expect("valid settings");
-        engine.complete(Request::tokens([1; 4]).max_tokens(1)).await.expect("it fits");
-        engine.shutdown().await;
-    });
     let life = async {
         let (builder, handle) = builder(64);
         let engine = builder.build().await.expect("valid settings");
