@@ -21,11 +21,11 @@ const BLOCK_SIZE: usize = 16;
 
 /// Bytes per position of Qwen3.5-0.8B: keys and values of six layers with two heads of 256 values
 /// in bf16.
-const KV_BYTES: usize = 6 * 2 * 2 * 256 * 2;
+pub(crate) const KV_BYTES: usize = 6 * 2 * 2 * 256 * 2;
 
 /// Bytes of a state of Qwen3.5-0.8B: 18 layers with 16 heads of 128 x 128 values in f32, and the
 /// last three inputs of a convolution over 6,144 channels.
-const STATE_BYTES: usize = 18 * 4 * (16 * 128 * 128 + 3 * 6144);
+pub(crate) const STATE_BYTES: usize = 18 * 4 * (16 * 128 * 128 + 3 * 6144);
 
 /// A workload of Marconi's kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

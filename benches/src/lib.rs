@@ -14,4 +14,5 @@ pub mod cost;
 pub mod plot;
 pub mod report;
 pub mod simulation;
+pub mod sub_agents;
 pub mod workload;

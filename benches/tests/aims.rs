@@ -4,7 +4,9 @@
 use stolon_benches::cost::CostModel;
 use stolon_benches::report::Summary;
 use stolon_benches::simulation::{capacity, simulate};
+use stolon_benches::sub_agents::{Hints, run};
 use stolon_benches::workload::Workload;
+use stolon_kvcache::EvictionPolicy;
 use stolon_scheduler::{AdmissionPolicy, EngineConfig};
 
 const VOCAB_SIZE: usize = 32_000;
@@ -95,4 +97,22 @@ fn cost_aware_admission_does_no_harm_when_nothing_is_shared() {
     let [conservative, aware] = compare(Workload::NothingShared, 0.9, 0);
     assert!(aware.output_rate >= conservative.output_rate * 0.98);
     assert!(aware.ttft_ms.p50 <= conservative.ttft_ms.p50 * 1.05, "{aware:?} {conservative:?}");
+}
+
+/// Goal: for agents with sub-agents in a pool that is too small for all of them, the default order of
+/// eviction computes less again than the other kind's default, with attention and with recurrent
+/// layers.
+#[test]
+fn the_default_orders_keep_the_contexts_of_sub_agents() {
+    let cost = CostModel::named("100m").expect("a built-in calibration");
+    let [lru, aware] = [EvictionPolicy::Lru, EvictionPolicy::CostAware];
+    for (has_states, default, other) in [(false, lru, aware), (true, aware, lru)] {
+        let lost = |policy| {
+            let outcome = run(2, 0.75, policy, Hints::None, has_states, &cost).expect("it runs");
+            assert!(outcome.turns.into_iter().all(|turns| turns > 40), "{:?}", outcome.turns);
+            outcome.lost_tokens
+        };
+        let (default, other) = (lost(default), lost(other));
+        assert!(2 * default <= other, "{default} and {other}, states: {has_states}");
+    }
 }
