@@ -415,6 +415,12 @@ impl Engine {
         self.inner.prompts.encode(text.into(), add_special, client).await
     }
 
+    /// Whether the model was trained to fill gaps in texts ([`Request::infill`]): its tokenizer has
+    /// the tokens for it.
+    pub fn supports_infill(&self) -> bool {
+        self.inner.prompts.text.infill_ends().is_ok()
+    }
+
     /// Runs work that takes longer than about a millisecond and is not a step of the model, such as
     /// parsing a body of megabytes, on the threads on which the engine tokenizes large prompts.
     /// They have a low priority, so that steps are not delayed, and clients share them fairly;

@@ -268,7 +268,7 @@ pub use stolon_text::{
 };
 pub use stolon_text::{
     Busy, ChatMessage, ChatTemplateError, FunctionSchema, GgufTokenizer, Grammar, GrammarError,
-    MessageContent, Otherwise, SchemaOptions, TextSource, TokenizerError, TokenizerSource,
+    Infill, InfillFile, MessageContent, Otherwise, SchemaOptions, TextSource, TokenizerError, TokenizerSource,
     ToolCallGrammar, replace_lone_surrogates,
 };
 #[cfg(feature = "text")]

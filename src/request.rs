@@ -22,7 +22,7 @@ pub(crate) use parts::tokens as part_tokens;
 
 use crate::text::{ChatOptions, Exchange};
 use crate::{
-    AnswerFormat, ChatMessage, Grammar, LogitsProcessor, MessageContent, SamplingParams, SessionId,
+    AnswerFormat, ChatMessage, Grammar, Infill, LogitsProcessor, MessageContent, SamplingParams, SessionId,
     SharedProcessor, Skill,
 };
 
@@ -40,6 +40,8 @@ pub enum Prompt {
     Chat(Vec<ChatMessage>),
     /// A task for which the model was trained with a prompt of its own.
     Skill(Skill),
+    /// A gap in a text, for models that were trained to fill it.
+    Infill(Infill),
 }
 
 impl Prompt {
@@ -63,6 +65,7 @@ impl Prompt {
             Prompt::Parts(parts) => parts.iter().map(PromptPart::len_bytes).sum(),
             Prompt::Chat(messages) => messages.iter().map(message).sum(),
             Prompt::Skill(skill) => skill.words().len(),
+            Prompt::Infill(infill) => infill.len_bytes(),
         }
     }
 }
@@ -146,6 +149,18 @@ impl Request {
     /// Answers a conversation.
     pub fn chat(messages: impl Into<Vec<ChatMessage>>) -> Request {
         Request::new(Prompt::Chat(messages.into()))
+    }
+
+    /// Fills a gap in a text, with a model that was trained for it ([`Engine::supports_infill`]).
+    /// The special tokens of the model end the answer. Files that do not fit the context are left
+    /// out, from the first one on.
+    ///
+    /// Most models see the prefix before the suffix. So while somebody types, all that precedes the
+    /// cursor is in the prefix cache, and the suffix is computed again.
+    ///
+    /// [`Engine::supports_infill`]: crate::Engine::supports_infill
+    pub fn infill(infill: Infill) -> Request {
+        Request::new(Prompt::Infill(infill))
     }
 
     /// The chat template's variable `tools`: a JSON array of function schemas. Only chat prompts

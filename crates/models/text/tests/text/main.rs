@@ -5,6 +5,7 @@ mod gguf;
 #[cfg(feature = "grammar")]
 mod grammar;
 mod history;
+mod infill;
 mod hostile_templates;
 mod hostile_tokenizers;
 mod real_templates;
