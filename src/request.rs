@@ -22,8 +22,8 @@ pub(crate) use parts::tokens as part_tokens;
 
 use crate::text::{ChatOptions, Exchange};
 use crate::{
-    AnswerFormat, ChatMessage, Grammar, Infill, LogitsProcessor, MessageContent, SamplingParams, SessionId,
-    SharedProcessor, Skill,
+    AnswerFormat, ChatMessage, Grammar, Infill, LogitsProcessor, MessageContent, SamplingParams,
+    SessionId, SharedProcessor, Skill,
 };
 
 /// A prompt.
@@ -86,6 +86,8 @@ pub struct Request {
     /// How a conversation is rendered, apart from the tools.
     pub(crate) chat: Arc<ChatOptions>,
     pub(crate) stop: Arc<[String]>,
+    /// Further tokens that end the answer, because of the kind of prompt that the request had.
+    pub(crate) prompt_ends: TokenSet,
     pub(crate) ignore_eos: bool,
     pub(crate) min_tokens: usize,
     pub(crate) end_repetition: bool,
@@ -118,6 +120,7 @@ impl Request {
             exchange: None,
             chat: Arc::default(),
             stop: Arc::default(),
+            prompt_ends: TokenSet::default(),
             ignore_eos: false,
             min_tokens: 0,
             end_repetition: false,
@@ -178,6 +181,7 @@ impl Request {
         self.prompt = Arc::new(Prompt::Tokens(tokens.into()));
         (self.tools, self.chat, self.exchange) = (None, Arc::default(), None);
         (self.images, self.placed) = (Vec::new(), Arc::default());
+        self.prompt_ends = TokenSet::default();
         self
     }
 

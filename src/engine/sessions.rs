@@ -160,8 +160,7 @@ impl Engine {
         request = self.inner.prompts.text.skills.prepare(request)?;
         if matches!(request.prompt(), Prompt::Infill(_)) {
             let ends = self.inner.prompts.text.infill_ends()?;
-            let given = request.options.stop_ids.as_slice();
-            request.options.stop_ids = given.iter().chain(ends).copied().collect();
+            request.prompt_ends = ends.iter().copied().collect();
         }
         if !std::mem::take(&mut request.append) {
             return self.inner.prompts.placed(request).await;

@@ -62,9 +62,9 @@ pub use grammar::{
     FunctionSchema, Grammar, GrammarError, GrammarFailure, Otherwise, SchemaOptions,
     ToolCallGrammar,
 };
-pub use infill::{Infill, InfillFile};
 #[cfg(feature = "tokenizer")]
 pub use infill::InfillTokens;
+pub use infill::{Infill, InfillFile};
 pub use json::replace_lone_surrogates;
 pub use message::{ChatMessage, MessageContent};
 #[cfg(feature = "tokenizer")]

@@ -45,8 +45,13 @@ fn each_family_has_its_format() {
     let two = [("a.rs", "one"), ("b.rs", "two")];
     for (tokens, alone, with_files) in [
         (
-            &["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|repo_name|>", "<|file_sep|>"]
-                [..],
+            &[
+                "<|fim_prefix|>",
+                "<|fim_middle|>",
+                "<|fim_suffix|>",
+                "<|repo_name|>",
+                "<|file_sep|>",
+            ][..],
             "<|begin|><|fim_prefix|>P<|fim_suffix|>S<|fim_middle|>",
             "<|begin|><|repo_name|>project\n<|file_sep|>a.rs\none<|file_sep|>b.rs\ntwo\
              <|file_sep|>filename\n<|fim_prefix|>P<|fim_suffix|>S<|fim_middle|>",

@@ -5,9 +5,9 @@ mod gguf;
 #[cfg(feature = "grammar")]
 mod grammar;
 mod history;
-mod infill;
 mod hostile_templates;
 mod hostile_tokenizers;
+mod infill;
 mod real_templates;
 mod text_model;
 mod tokenizer;
