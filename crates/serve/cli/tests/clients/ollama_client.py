@@ -37,9 +37,10 @@ def check_chat(client, model):
     assert answer.message.content == "Hello, world.", answer
     thought = client.chat(model, messages=[{"role": "user", "content": "script:think"}], think=True, options=greedy)
     assert thought.message.thinking and "<think>" not in thought.message.content, thought
-    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
-    formed = client.chat(model, messages=[{"role": "user", "content": "x"}], format=schema)
-    assert json.loads(formed.message.content)["a"] in (1, 2), formed
+    schema = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
+    asked = [{"role": "user", "content": "script:json"}]
+    formed = client.chat(model, messages=asked, format=schema, options=greedy)
+    assert json.loads(formed.message.content) == {"answer": 42}, formed
 
 
 def check_generate(client, model):
@@ -76,14 +77,14 @@ def check_models(client, model):
     refused(501, client.copy, model, "mine")
     refused(501, client.delete, model)
     refused(400, client.generate, model, prompt="a", suffix="b")
-    refused(400, client.chat, model, messages=[{"role": "user", "content": "x"}], format="xml")
+    refused(400, client.chat, model, messages=[{"role": "user", "content": "x"}], options={"temperature": -1})
 
 
 def check_llm(address):
     """The plugin of the command `llm`, in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "OLLAMA_HOST": address, "LLM_USER_PATH": folder}
-        run = [sys.executable, "-m", "llm", "-m", "scripted:latest", "-o", "temperature", "0", "Now script:plain"]
+        run = [sys.executable, "-m", "llm", "-m", "ollama/scripted", "-o", "temperature", "0", "Now script:plain"]
         for options in ([], ["--no-stream"]):
             shown = subprocess.run(run + options, env=environment, capture_output=True, text=True, timeout=120)
             assert shown.stdout.strip() == "Hello, world.", shown

@@ -281,6 +281,9 @@ async fn models_are_described() {
     });
     let (_, tags) = named.get("/api/tags").await;
     assert_eq!(tags["models"][0]["name"], "small:1b");
+    // Clients take names with one digest for one model.
+    assert_eq!(tags["models"][0]["digest"], tags["models"][1]["digest"]);
+    assert_ne!(tags["models"][0]["digest"], entry["digest"]);
     for (name, expected) in [("small:1b", 200), ("a:latest", 200), ("a", 200), ("small", 404)] {
         let body = json!({"model": name, "prompt": "x", "stream": false,
                           "options": {"num_predict": 1}});

@@ -160,7 +160,8 @@ pub struct ModelEntry {
     pub modified_at: String,
     /// Always 0: the size of the files is not known.
     pub size: u64,
-    /// 64 hexadecimal digits that identify the model and its name, not its content.
+    /// 64 hexadecimal digits that identify the model and what it can do: clients remember by them what
+    /// they have asked. All names of a model have the same.
     pub digest: String,
     /// What is known of the model.
     pub details: Details,

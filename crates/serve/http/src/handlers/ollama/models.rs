@@ -107,23 +107,23 @@ pub(crate) async fn unavailable(uri: Uri, request: Request) -> ApiError {
 impl App {
     /// The names under which the model is served, then its adapters.
     fn entries(&self) -> Vec<ModelEntry> {
-        let names = self.served_names.iter().map(|name| self.entry(name, false));
+        let capabilities = self.capabilities(&self.template().unwrap_or_default());
+        let entry = |name: &str, adapter: Option<&str>| {
+            // Clients expect a tag.
+            let tag = if name.contains(':') { "" } else { LATEST };
+            let name = format!("{name}{tag}");
+            ModelEntry {
+                digest: digest((&self.fingerprint, adapter, &capabilities)),
+                model: name.clone(),
+                name,
+                modified_at: rfc3339(self.started),
+                size: 0,
+                details: self.details(adapter.is_some()),
+            }
+        };
+        let names = self.served_names.iter().map(|name| entry(name, None));
         let adapters = self.engine.adapters();
-        names.chain(adapters.iter().map(|adapter| self.entry(&adapter.name, true))).collect()
-    }
-
-    fn entry(&self, name: &str, is_adapter: bool) -> ModelEntry {
-        // Clients expect a tag.
-        let tag = if name.contains(':') { "" } else { LATEST };
-        let name = format!("{name}{tag}");
-        ModelEntry {
-            digest: digest(&self.engine.model_info().id, &name),
-            model: name.clone(),
-            name,
-            modified_at: rfc3339(self.started),
-            size: 0,
-            details: self.details(is_adapter),
-        }
+        names.chain(adapters.iter().map(|it| entry(&it.name, Some(&it.name)))).collect()
     }
 
     fn details(&self, is_adapter: bool) -> Details {
@@ -160,11 +160,11 @@ impl App {
     }
 }
 
-/// 64 hexadecimal digits that identify a model and one of its names.
-fn digest(model: &str, name: &str) -> String {
+/// 64 hexadecimal digits that identify a value.
+fn digest(value: impl Hash) -> String {
     let part = |number: u8| {
         let mut hasher = DefaultHasher::new();
-        (model, name, number).hash(&mut hasher);
+        (&value, number).hash(&mut hasher);
         format!("{:016x}", hasher.finish())
     };
     (0..4).map(part).collect()
