@@ -151,13 +151,14 @@ async fn gaps_that_cannot_be_filled_are_refused() {
     }
     assert_eq!(scripted.complete(json!({"prompt": "a", "suffix": ""})).await["model"], "scripted");
     let (server, _directory) = server(true);
-    for body in [
-        json!({"prompt": "a", "suffix": "b", "echo": true}),
-        json!({"prompt": "a", "suffix": "b", "truncate_prompt_tokens": 3}),
-        json!({"prompt": [1, 2], "suffix": "b"}),
+    for (body, words) in [
+        (json!({"prompt": "a", "suffix": "b", "echo": true}), "`echo`"),
+        (json!({"prompt": "a", "suffix": "b", "truncate_prompt_tokens": 3}), "`truncate_prompt"),
+        (json!({"prompt": [1, 2], "suffix": "b"}), "text"),
     ] {
         let (status, reply) = server.post("/v1/completions", body).await;
         assert_eq!((status, &reply["error"]["param"]), (400, &json!("suffix")), "{reply}");
+        assert!(reply["error"]["message"].as_str().expect("a message").contains(words), "{reply}");
     }
     let (status, reply) = server.post("/infill", json!({"input_extra": [{"filename": "x"}]})).await;
     assert_eq!((status, &reply["error"]["param"]), (400, &json!("input_extra[0].text")), "{reply}");
