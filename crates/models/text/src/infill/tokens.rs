@@ -9,8 +9,8 @@
 //! The order of prefix and suffix is the one that a model was trained with. The other files come
 //! first, because they change least while somebody types. Most models have the prefix first, so
 //! after each key all that precedes the cursor is found in the prefix cache, and the text after the
-//! cursor is computed again. Models with the suffix first, such as Seed-Coder, compute only what was
-//! typed.
+//! cursor is computed again. Models with the suffix first, such as Seed-Coder, compute only what
+//! was typed.
 //!
 //! The format with other files is that of StarCoder 2 and Qwen2.5-Coder (technical report,
 //! arXiv:2409.12186). llama.cpp's server uses it for all models.
@@ -149,8 +149,8 @@ impl InfillTokens {
         Ok([&self.first[..], &files, &gap].concat())
     }
 
-    /// The last files that have room in `limit` tokens, with what separates them from each other and
-    /// from the text with the gap. Without a file, there are no tokens.
+    /// The last files that have room in `limit` tokens, with what separates them from each other
+    /// and from the text with the gap. Without a file, there are no tokens.
     fn files(&self, infill: &Infill, limit: usize) -> Result<Vec<u32>, TokenizerError> {
         let [repository, file] = UNNAMED;
         let (mut head, mut tail) = (Vec::new(), Vec::new());

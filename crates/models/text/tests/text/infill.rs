@@ -116,8 +116,8 @@ fn spelled_out_tokens_are_text() {
     assert!(shown.ends_with(&format!("<fim_prefix>{text}<fim_suffix>{text}<fim_middle>")));
 }
 
-/// Goal: files that do not fit are left out as a whole, from the first one on, and the text with the
-/// gap never.
+/// Goal: files that do not fit are left out as a whole, from the first one on, and the text with
+/// the gap never.
 #[test]
 fn files_have_the_room_that_is_left() {
     let model = model(&["<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<file_sep>"]);

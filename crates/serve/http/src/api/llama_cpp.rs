@@ -26,8 +26,8 @@ pub struct InfillRequest {
     pub input_extra: Option<Vec<InfillExtra>>,
     /// What follows `input_prefix` directly: the beginning of the line with the cursor.
     pub prompt: Option<String>,
-    /// Maximum number of tokens to generate. 0 only computes the prompt, so that later requests find
-    /// it in the cache. Default, and -1: as many as the context allows.
+    /// Maximum number of tokens to generate. 0 only computes the prompt, so that later requests
+    /// find it in the cache. Default, and -1: as many as the context allows.
     #[serde(default, deserialize_with = "fields::count_or_unlimited")]
     #[schemars(range(min = -1, max = u32::MAX))]
     pub n_predict: Option<usize>,

@@ -46,8 +46,8 @@ pub struct OllamaChat {
 pub struct OllamaCommon {
     /// Whether to send the reply in pieces, each a line of JSON. Default true.
     pub stream: Option<bool>,
-    /// Whether the model reasons before it answers, or how much: `low`, `medium` or `high`. Default:
-    /// as its chat template has it.
+    /// Whether the model reasons before it answers, or how much: `low`, `medium` or `high`.
+    /// Default: as its chat template has it.
     pub think: Option<Think>,
     /// Required format of the answer: `json` or a JSON schema. Default, and the empty text: none.
     pub format: Option<Value>,

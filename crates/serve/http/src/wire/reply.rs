@@ -26,9 +26,10 @@ pub(crate) const LINES: &str = "application/x-ndjson";
 /// The form of the replies of one API, and the reply in progress.
 ///
 /// For each choice, [`Dialect::begin`] is called once, then [`Dialect::part`] any number of times,
-/// then [`Dialect::timed`] and [`Dialect::end`] once; calls for different choices may alternate. [`Dialect::finish`]
-/// follows when all choices have ended. Each call returns the events that it adds to a streamed
-/// reply; [`Dialect::whole`] is the reply that the same calls make if it is not streamed.
+/// then [`Dialect::timed`] and [`Dialect::end`] once; calls for different choices may alternate.
+/// [`Dialect::finish`] follows when all choices have ended. Each call returns the events that it
+/// adds to a streamed reply; [`Dialect::whole`] is the reply that the same calls make if it is not
+/// streamed.
 pub(crate) trait Dialect: Send + Sized + 'static {
     /// The data of a server-sent event.
     type Event: Serialize + Send;

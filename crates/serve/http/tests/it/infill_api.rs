@@ -135,8 +135,8 @@ async fn typing_computes_what_has_changed() {
     server.settled_audit().await;
 }
 
-/// Goal: a model that was not trained to fill in the middle says so, and what cannot be combined with
-/// a suffix is refused by name.
+/// Goal: a model that was not trained to fill in the middle says so, and what cannot be combined
+/// with a suffix is refused by name.
 #[tokio::test]
 async fn gaps_that_cannot_be_filled_are_refused() {
     let scripted = Server::start(SCRIPTED);
@@ -164,8 +164,8 @@ async fn gaps_that_cannot_be_filled_are_refused() {
     assert_eq!((status, &reply["error"]["param"]), (400, &json!("input_extra[0].text")), "{reply}");
 }
 
-/// Goal: clients of llama.cpp's server find what they ask for: the context length, the template, and
-/// the text of a conversation's prompt.
+/// Goal: clients of llama.cpp's server find what they ask for: the context length, the template,
+/// and the text of a conversation's prompt.
 #[tokio::test]
 async fn clients_of_llama_cpp_find_the_model() {
     let server = Server::start(SCRIPTED);

@@ -56,8 +56,8 @@ async fn answer(server: &Server, path: &str, body: Value) -> Value {
     whole
 }
 
-/// Goal: text, reasoning and calls have their members, whole and in lines, with the reason of the end
-/// and times that fit each other.
+/// Goal: text, reasoning and calls have their members, whole and in lines, with the reason of the
+/// end and times that fit each other.
 #[tokio::test]
 async fn answers_have_ollamas_form() {
     let server = Server::start(SCRIPTED);
@@ -106,8 +106,8 @@ async fn answers_have_ollamas_form() {
     server.settled_audit().await;
 }
 
-/// Goal: calls and results come back without ids, as clients send them, and the conversation goes on
-/// behind what is cached; results are shown in the order of their calls.
+/// Goal: calls and results come back without ids, as clients send them, and the conversation goes
+/// on behind what is cached; old messages have any shape.
 #[tokio::test]
 async fn conversations_go_on() {
     let server = Server::with(SCRIPTED, |engine, _| engine.block_size(4));
@@ -291,8 +291,8 @@ async fn models_are_described() {
     }
 }
 
-/// Goal: vectors are those of `/v1/embeddings`, and texts that are too long are cut unless the client
-/// forbids it.
+/// Goal: vectors are those of `/v1/embeddings`, and texts that are too long are cut unless the
+/// client forbids it.
 #[tokio::test]
 async fn vectors_have_ollamas_form() {
     let server = Server::start(EMBEDDING);

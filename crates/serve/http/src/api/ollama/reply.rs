@@ -160,8 +160,8 @@ pub struct ModelEntry {
     pub modified_at: String,
     /// Always 0: the size of the files is not known.
     pub size: u64,
-    /// 64 hexadecimal digits that identify the model and what it can do: clients remember by them what
-    /// they have asked. All names of a model have the same.
+    /// 64 hexadecimal digits that identify the model and what it can do: clients remember by them
+    /// what they have asked. All names of a model have the same.
     pub digest: String,
     /// What is known of the model.
     pub details: Details,
@@ -212,8 +212,9 @@ pub struct Shown {
     pub modelfile: String,
     /// One line with the context length: `num_ctx`.
     pub parameters: String,
-    /// The chat template, in Jinja; empty if the model has none. Of a model that fills in the middle,
-    /// it ends with a comment that has the word `.Suffix`, by which clients recognize such a model.
+    /// The chat template, in Jinja; empty if the model has none. Of a model that fills in the
+    /// middle, it ends with a comment that has the word `.Suffix`, by which clients recognize such
+    /// a model.
     pub template: String,
     /// What is known of the model.
     pub details: Details,

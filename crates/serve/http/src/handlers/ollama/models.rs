@@ -30,8 +30,8 @@ const FAMILY: &str = "stolon";
 /// When a model leaves the memory: never.
 const NEVER: &str = "2318-04-11T00:00:00Z";
 
-/// A comment at the end of the template of a model that fills gaps. Continue looks for this name of a
-/// variable of Ollama's templates before it sends a `suffix`.
+/// A comment at the end of the template of a model that fills gaps. Continue looks for this name of
+/// a variable of Ollama's templates before it sends a `suffix`.
 const SUFFIX: &str = "{# .Suffix #}";
 
 /// What to do instead of the routes that manage models.
