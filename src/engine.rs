@@ -229,6 +229,11 @@ impl Engine {
             });
             let eos_ids = if request.ignore_eos { TokenSet::default() } else { text.eos_ids() };
             let mut options = request.options;
+            if !request.prompt_ends.as_slice().is_empty() {
+                let given = options.stop_ids.as_slice().iter();
+                let ends = given.chain(request.prompt_ends.as_slice()).copied();
+                options.stop_ids = ends.collect();
+            }
             options.sampling.logprobs = request.logprobs.or(options.sampling.logprobs);
             options.sampling.processor = request.processor.or(options.sampling.processor);
             let ends = eos_ids.as_slice().iter().chain(options.stop_ids.as_slice());
@@ -322,8 +327,8 @@ impl Engine {
         let mut request = self.appended(request).await?;
         let prompt = self.inner.prompts.take_tokens(&mut request).await?;
         let PromptTokens { tokens, exchange } = prompt;
-        let placed = Arc::clone(&request.placed);
-        Ok(Request { placed, exchange, ..request.with_tokens(tokens) })
+        let (placed, prompt_ends) = (Arc::clone(&request.placed), request.prompt_ends.clone());
+        Ok(Request { placed, exchange, prompt_ends, ..request.with_tokens(tokens) })
     }
 
     /// The token ids of the prompt, as [`Engine::generate`] computes them.
@@ -413,6 +418,12 @@ impl Engine {
         client: Option<Arc<str>>,
     ) -> Result<Vec<u32>, Error> {
         self.inner.prompts.encode(text.into(), add_special, client).await
+    }
+
+    /// Whether the model was trained to fill gaps in texts ([`Request::infill`]): its tokenizer has
+    /// the tokens for it.
+    pub fn supports_infill(&self) -> bool {
+        self.inner.prompts.text.infill_ends().is_ok()
     }
 
     /// Runs work that takes longer than about a millisecond and is not a step of the model, such as

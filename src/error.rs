@@ -59,6 +59,12 @@ pub enum Error {
     /// engine runs on a custom backend, or the library was built without the feature `text`.
     #[error("this engine has no tokenizer: expected token ids, got text")]
     NoTokenizer,
+    /// The model was not trained to fill a gap in a text.
+    #[error(
+        "this model cannot fill in the middle: expected a tokenizer with tokens for it, such as \
+         `<|fim_prefix|>`, `<|fim_suffix|>` and `<|fim_middle|>`"
+    )]
+    NoInfill,
     /// The model is not meant for embeddings.
     #[error(
         "the model `{model}` is not meant for embeddings: expected a model with `modules.json` and \

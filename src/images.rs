@@ -134,6 +134,9 @@ impl PreparedImages {
             }
             Prompt::Parts(parts) => part_tokens(parts, &self.texts, begins, text),
             Prompt::Skill(skill) => text.skills.tokens(skill, text),
+            Prompt::Infill(_) => {
+                Err(Error::invalid("images", "none next to a gap in a text", self.texts.len()))
+            }
         }
     }
 

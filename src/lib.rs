@@ -268,8 +268,8 @@ pub use stolon_text::{
 };
 pub use stolon_text::{
     Busy, ChatMessage, ChatTemplateError, FunctionSchema, GgufTokenizer, Grammar, GrammarError,
-    MessageContent, Otherwise, SchemaOptions, TextSource, TokenizerError, TokenizerSource,
-    ToolCallGrammar, replace_lone_surrogates,
+    Infill, InfillFile, MessageContent, Otherwise, SchemaOptions, TextSource, TokenizerError,
+    TokenizerSource, ToolCallGrammar, replace_lone_surrogates,
 };
 #[cfg(feature = "text")]
 pub use stolon_text::{

@@ -252,7 +252,7 @@ impl Prompts {
                 let (work, parts) = (Work::of_text(prompt.len_bytes(), client), parts.clone());
                 self.run(work, move |text| part_tokens(&parts, &[], begins, text)).await
             }
-            Prompt::Chat(_) | Prompt::Skill(_) => {
+            Prompt::Chat(_) | Prompt::Skill(_) | Prompt::Infill(_) => {
                 let expected = "a text, token ids or parts to follow those of a session";
                 Err(Error::invalid("append", expected, "another prompt"))
             }

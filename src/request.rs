@@ -22,8 +22,8 @@ pub(crate) use parts::tokens as part_tokens;
 
 use crate::text::{ChatOptions, Exchange};
 use crate::{
-    AnswerFormat, ChatMessage, Grammar, LogitsProcessor, MessageContent, SamplingParams, SessionId,
-    SharedProcessor, Skill,
+    AnswerFormat, ChatMessage, Grammar, Infill, LogitsProcessor, MessageContent, SamplingParams,
+    SessionId, SharedProcessor, Skill,
 };
 
 /// A prompt.
@@ -40,6 +40,8 @@ pub enum Prompt {
     Chat(Vec<ChatMessage>),
     /// A task for which the model was trained with a prompt of its own.
     Skill(Skill),
+    /// A gap in a text, for models that were trained to fill it.
+    Infill(Infill),
 }
 
 impl Prompt {
@@ -63,6 +65,7 @@ impl Prompt {
             Prompt::Parts(parts) => parts.iter().map(PromptPart::len_bytes).sum(),
             Prompt::Chat(messages) => messages.iter().map(message).sum(),
             Prompt::Skill(skill) => skill.words().len(),
+            Prompt::Infill(infill) => infill.len_bytes(),
         }
     }
 }
@@ -83,6 +86,8 @@ pub struct Request {
     /// How a conversation is rendered, apart from the tools.
     pub(crate) chat: Arc<ChatOptions>,
     pub(crate) stop: Arc<[String]>,
+    /// Further tokens that end the answer, because of the kind of prompt that the request had.
+    pub(crate) prompt_ends: TokenSet,
     pub(crate) ignore_eos: bool,
     pub(crate) min_tokens: usize,
     pub(crate) end_repetition: bool,
@@ -115,6 +120,7 @@ impl Request {
             exchange: None,
             chat: Arc::default(),
             stop: Arc::default(),
+            prompt_ends: TokenSet::default(),
             ignore_eos: false,
             min_tokens: 0,
             end_repetition: false,
@@ -148,6 +154,18 @@ impl Request {
         Request::new(Prompt::Chat(messages.into()))
     }
 
+    /// Fills a gap in a text, with a model that was trained for it ([`Engine::supports_infill`]).
+    /// The special tokens of the model end the answer. Files that do not fit the context are left
+    /// out, from the first one on.
+    ///
+    /// Most models see the prefix before the suffix. So while somebody types, all that precedes the
+    /// cursor is in the prefix cache, and the suffix is computed again.
+    ///
+    /// [`Engine::supports_infill`]: crate::Engine::supports_infill
+    pub fn infill(infill: Infill) -> Request {
+        Request::new(Prompt::Infill(infill))
+    }
+
     /// The chat template's variable `tools`: a JSON array of function schemas. Only chat prompts
     /// use it.
     pub fn tools(mut self, tools: serde_json::Value) -> Request {
@@ -163,6 +181,7 @@ impl Request {
         self.prompt = Arc::new(Prompt::Tokens(tokens.into()));
         (self.tools, self.chat, self.exchange) = (None, Arc::default(), None);
         (self.images, self.placed) = (Vec::new(), Arc::default());
+        self.prompt_ends = TokenSet::default();
         self
     }
 

@@ -13,7 +13,9 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use stolon_scheduler::{PromptLimit, TokenSet};
-use stolon_text::{ChatMessage, ChatTemplate, RenderedChat, TextModel, TextSource, Tokenizer};
+use stolon_text::{
+    ChatMessage, ChatTemplate, InfillTokens, RenderedChat, TextModel, TextSource, Tokenizer,
+};
 
 pub(crate) use history::Exchange;
 pub(crate) use recording::Recording;
@@ -126,6 +128,19 @@ impl Text {
         Ok(self.model()?.chat_template()?)
     }
 
+    /// The model's tokens for filling in the middle.
+    fn infill(&self) -> Result<&InfillTokens, Error> {
+        self.model()?.infill().ok_or(Error::NoInfill)
+    }
+
+    /// The tokens that end the text of a gap.
+    ///
+    /// # Errors
+    /// [`Error::NoInfill`].
+    pub(crate) fn infill_ends(&self) -> Result<&[u32], Error> {
+        Ok(self.infill()?.ends())
+    }
+
     pub(crate) fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, Error> {
         Ok(self.tokenizer()?.encode(text, add_special)?)
     }
@@ -187,6 +202,11 @@ impl Text {
             }
             Prompt::Parts(parts) => part_tokens(parts, &[], true, self)?,
             Prompt::Skill(skill) => self.skills.prompt_tokens(skill, self)?,
+            Prompt::Infill(infill) => {
+                // The answer needs room, too.
+                let answer = request.options.max_tokens.unwrap_or(usize::MAX).min(limit.tokens / 4);
+                self.infill()?.encode(infill, limit.tokens - answer)?
+            }
         };
         Ok(PromptTokens { tokens, exchange: None })
     }

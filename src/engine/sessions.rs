@@ -155,9 +155,13 @@ impl Sessions<'_> {
 
 impl Engine {
     /// Puts the tokens and images of its session before the prompt of a request with `append`, and
-    /// images in their places.
+    /// images in their places. The answer to a gap in a text gets the tokens that end it.
     pub(super) async fn appended(&self, mut request: Request) -> Result<Request, Error> {
         request = self.inner.prompts.text.skills.prepare(request)?;
+        if matches!(request.prompt(), Prompt::Infill(_)) {
+            let ends = self.inner.prompts.text.infill_ends()?;
+            request.prompt_ends = ends.iter().copied().collect();
+        }
         if !std::mem::take(&mut request.append) {
             return self.inner.prompts.placed(request).await;
         }

@@ -105,6 +105,10 @@ impl Text {
         Err(Error::NoTokenizer)
     }
 
+    pub(crate) fn infill_ends(&self) -> Result<&[u32], Error> {
+        Err(Error::NoTokenizer)
+    }
+
     pub(crate) fn prepare_grammars(&self) {}
 
     pub(crate) fn spelling(&self, _id: u32) -> Result<Option<String>, Error> {
@@ -130,7 +134,9 @@ impl Text {
     ) -> Result<PromptTokens, Error> {
         let tokens = match request.prompt() {
             Prompt::Tokens(tokens) => return Ok(PromptTokens::given(tokens.clone(), request)),
-            Prompt::Text(_) | Prompt::Chat(_) => return Err(Error::NoTokenizer),
+            Prompt::Text(_) | Prompt::Chat(_) | Prompt::Infill(_) => {
+                return Err(Error::NoTokenizer);
+            }
             Prompt::Parts(parts) => part_tokens(parts, &[], true, self)?,
             Prompt::Skill(skill) => self.skills.prompt_tokens(skill, self)?,
         };

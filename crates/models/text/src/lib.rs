@@ -9,6 +9,7 @@
 //! * `TextModel`: tokenizer, chat templates and end-of-sequence ids of one model;
 //! * `Tokenizer`, `Detokenizer`: from text to token ids, and back while tokens arrive;
 //! * `ChatTemplate`: from [`ChatMessage`]s to the text that the model was trained on;
+//! * [`Infill`]: a gap in a text; `InfillTokens` makes the prompt that a model fills it for;
 //! * [`AnswerParser`]: takes an answer apart into reasoning, text and tool calls;
 //! * [`Grammar`]: the form that an answer has to follow; with the feature `grammar`,
 //!   `GrammarCompiler` computes which tokens may come next;
@@ -29,6 +30,7 @@ mod chat_template;
 mod detokenizer;
 mod error;
 mod grammar;
+mod infill;
 mod json;
 mod message;
 #[cfg(feature = "tokenizer")]
@@ -60,6 +62,9 @@ pub use grammar::{
     FunctionSchema, Grammar, GrammarError, GrammarFailure, Otherwise, SchemaOptions,
     ToolCallGrammar,
 };
+#[cfg(feature = "tokenizer")]
+pub use infill::InfillTokens;
+pub use infill::{Infill, InfillFile};
 pub use json::replace_lone_surrogates;
 pub use message::{ChatMessage, MessageContent};
 #[cfg(feature = "tokenizer")]

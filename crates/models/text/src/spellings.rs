@@ -62,6 +62,18 @@ impl Spellings {
         places
     }
 
+    /// The pieces of a text that is cut within each spelling, so that no piece contains one.
+    pub(crate) fn cut<'a>(&self, text: &'a str) -> Vec<&'a str> {
+        let (mut pieces, mut start) = (Vec::new(), 0);
+        for place in self.places(text).into_iter().chain([text.len()]) {
+            if start < place {
+                pieces.push(&text[start..place]);
+            }
+            start = place;
+        }
+        pieces
+    }
+
     /// Whether a text in `value` needs a separator.
     pub(crate) fn occur_in(&self, value: &Value) -> bool {
         match value {

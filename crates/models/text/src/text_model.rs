@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 use crate::chat_template::{Effort, RenderedChat, Reserved};
 use crate::spellings::Spellings;
 use crate::{
-    ChatMessage, ChatOptions, ChatTemplate, ChatTemplateError, GgufTokenizer, TextSource,
-    Tokenizer, TokenizerError, TokenizerSource,
+    ChatMessage, ChatOptions, ChatTemplate, ChatTemplateError, GgufTokenizer, InfillTokens,
+    TextSource, Tokenizer, TokenizerError, TokenizerSource,
 };
 
 /// The tokenizer, chat templates and end-of-sequence tokens of one model. Cheap to clone.
@@ -20,6 +20,8 @@ pub struct TextModel {
     chat: Result<Arc<ChatTemplate>, ChatTemplateError>,
     /// The spellings that must not become control tokens in a conversation.
     reserved: Arc<Reserved>,
+    /// `None` for models that were not trained to fill in the middle.
+    infill: Option<Arc<InfillTokens>>,
     eos_token_ids: Vec<u32>,
 }
 
@@ -90,7 +92,8 @@ impl TextModel {
         let eos_token_ids =
             end_token_ids(source, eos_token_ids, &special_tokens, &tokenizer, template);
         let reserved = Arc::new(reserved(&tokenizer, chat.as_deref().ok()));
-        Ok(Self { tokenizer, chat, reserved, eos_token_ids })
+        let infill = InfillTokens::of(&tokenizer, &eos_token_ids).map(Arc::new);
+        Ok(Self { tokenizer, chat, reserved, infill, eos_token_ids })
     }
 
     /// The tokenizer.
@@ -103,6 +106,12 @@ impl TextModel {
     #[must_use]
     pub fn eos_token_ids(&self) -> &[u32] {
         &self.eos_token_ids
+    }
+
+    /// The tokens for filling in the middle; `None` if the tokenizer has none.
+    #[must_use]
+    pub fn infill(&self) -> Option<&InfillTokens> {
+        self.infill.as_deref()
     }
 
     /// The model's chat templates.

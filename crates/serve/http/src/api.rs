@@ -1,10 +1,10 @@
 //! Requests and replies of the HTTP API as plain typed data.
 //!
 //! One file per endpoint: [`completions`], [`chat`], [`responses`], [`messages`], [`embeddings`],
-//! [`skills`], [`sessions`], [`tokenize`], [`models`], and [`adapters`], [`admin`], [`cache`] and
-//! [`outline`] for the operator's endpoints. Shared types have files too: [`options`] (parameters
-//! of all APIs for generation), [`structured`] (schemas and grammars of answers), [`reply`] (the
-//! object around generated choices), [`logprobs`] and [`error`].
+//! [`llama_cpp`], [`ollama`], [`skills`], [`sessions`], [`tokenize`], [`models`], and [`adapters`],
+//! [`admin`], [`cache`] and [`outline`] for the operator's endpoints. Shared types have files too:
+//! [`options`] (parameters of all APIs for generation), [`structured`] (schemas and grammars of
+//! answers), [`reply`] (the object around generated choices), [`logprobs`] and [`error`].
 //!
 //! Requests implement `Deserialize` and replies implement `Serialize`. The types only fix the
 //! shape: whether a value is in the model's range is checked by the engine, and rules that involve
@@ -24,10 +24,12 @@ pub mod embeddings;
 pub mod error;
 pub mod fields;
 pub mod images;
+pub mod llama_cpp;
 pub mod logprobs;
 pub mod messages;
 pub mod models;
 pub(crate) mod neutral;
+pub mod ollama;
 pub mod options;
 pub mod outline;
 pub mod reply;

@@ -1,4 +1,4 @@
-//! The HTTP API of a Stolon engine: OpenAI's, Anthropic's, and routes for operators.
+//! The HTTP API of a Stolon engine: OpenAI's, Anthropic's, Ollama's, and routes for operators.
 //!
 //! [`router`] can be mounted in any axum application; [`api`] has the types of its requests and
 //! replies. It holds only a clone of the engine. When a client disconnects, axum drops its handler
@@ -79,7 +79,8 @@ pub use handlers::app::RouterOptions;
 pub use handlers::dialogue::FormatChoice;
 pub use handlers::metrics::{CounterSource, CounterValue, EngineMetrics};
 pub use handlers::parsing::{
-    parse_chat, parse_completion, parse_embeddings, parse_messages, parse_responses,
+    parse_chat, parse_completion, parse_embeddings, parse_infill, parse_messages,
+    parse_ollama_chat, parse_responses,
 };
 pub use handlers::priority::PriorityOrder;
 pub use wire::advice::UnknownParameters;
@@ -106,10 +107,11 @@ mod routes;
 mod wire;
 
 /// The HTTP API of an engine: `/v1/completions`, `/v1/chat/completions`, `/v1/responses`,
-/// `/v1/embeddings` and `/v1/models` as in OpenAI's API, `/v1/messages` as in Anthropic's,
-/// `/tokenize`, `/detokenize` and `/v1/load_lora_adapter` as in vLLM, `/v1/sessions`, and
-/// `/health`, `/ready`, `/version`, `/metrics`, `/v1/cache` and `/admin` for operators. The API is
-/// described at `/openapi.json`, and for people at `/docs`.
+/// `/v1/embeddings` and `/v1/models` as in OpenAI's API, `/v1/messages` as in Anthropic's, `/api`
+/// as in Ollama's, `/infill` as in llama.cpp, `/tokenize`, `/detokenize` and
+/// `/v1/load_lora_adapter` as in vLLM, `/v1/sessions`, and `/health`, `/ready`, `/version`,
+/// `/metrics`, `/v1/cache` and `/admin` for operators. The API is described at `/openapi.json`, and
+/// for people at `/docs`.
 ///
 /// Without an administrator's key, `/v1/cache`, `/admin` and `/metrics` are refused unless the
 /// connection comes from this machine, which is known from

@@ -8,6 +8,7 @@
 mod cache;
 mod generation;
 mod models;
+mod ollama;
 #[cfg(feature = "openapi")]
 pub(crate) mod openapi;
 #[cfg(not(feature = "openapi"))]
@@ -29,11 +30,12 @@ use axum::{Extension, Router, middleware, routing};
 use crate::api::admin::Health;
 use crate::api::error::ErrorReply;
 use crate::api::messages::MessagesError;
+use crate::api::ollama::OllamaError;
 use crate::api::schema::{JsonSchema, Make, reference};
 use crate::guard::{access, cors};
 use crate::handlers::app::{App, RouterOptions};
 use crate::handlers::context::ExplainOnly;
-use crate::handlers::{admin, messages};
+use crate::handlers::{self, admin, messages};
 use crate::wire::traces;
 
 /// The media type of exported prefixes.
@@ -65,6 +67,8 @@ pub(crate) enum Reply {
     Text(&'static str),
     /// Server-sent events whose data has this schema.
     Events(Make),
+    /// Lines of JSON, each of which has this schema.
+    Lines(Make),
 }
 
 /// The form of a route's errors.
@@ -72,6 +76,7 @@ pub(crate) enum Reply {
 pub(crate) enum ErrorForm {
     OpenAi,
     Anthropic,
+    Ollama,
     /// The reply of `/health`.
     Health,
 }
@@ -116,10 +121,11 @@ pub(crate) struct Group {
 }
 
 /// The table of all routes, in the order in which they are described.
-pub(crate) fn groups(options: &RouterOptions) -> [Group; 5] {
+pub(crate) fn groups(options: &RouterOptions) -> [Group; 6] {
     [
         generation::group(),
         models::group(),
+        ollama::group(),
         cache::group(),
         operation::group(options),
         sessions::group(),
@@ -226,6 +232,11 @@ impl Route {
         self.replies_as(Reply::Events(reference::<T>))
     }
 
+    /// The reply is, or can be, lines of JSON with this schema.
+    fn lines<T: JsonSchema>(self) -> Self {
+        self.replies_as(Reply::Lines(reference::<T>))
+    }
+
     /// The reply is this, or can be.
     fn replies_as(mut self, reply: Reply) -> Self {
         self.replies.push(reply);
@@ -286,6 +297,7 @@ impl Route {
         match self.error_form {
             // The refusals of the checks have this form, too.
             ErrorForm::Anthropic => handler.layer(middleware::from_fn(messages::errors)),
+            ErrorForm::Ollama => handler.layer(middleware::from_fn(handlers::ollama::errors)),
             ErrorForm::OpenAi | ErrorForm::Health => handler,
         }
     }
@@ -300,6 +312,7 @@ impl Route {
         match self.error_form {
             ErrorForm::OpenAi => reference::<ErrorReply>,
             ErrorForm::Anthropic => reference::<MessagesError>,
+            ErrorForm::Ollama => reference::<OllamaError>,
             ErrorForm::Health => reference::<Health>,
         }
     }

@@ -7,6 +7,7 @@ mod grammar;
 mod history;
 mod hostile_templates;
 mod hostile_tokenizers;
+mod infill;
 mod real_templates;
 mod text_model;
 mod tokenizer;

@@ -14,6 +14,11 @@ use super::reply::{CutReason, FinishReason, Reply};
 pub struct CompletionRequest {
     /// The prompts: at least one.
     pub prompt: PromptInput,
+    /// The text after the gap that the model fills, for models that were trained for it; the
+    /// prompts, which are texts, are what precedes it. Not possible with `echo`,
+    /// `append_to_session` and `truncate_prompt_tokens`. Default, and the empty text: prompts are
+    /// continued.
+    pub suffix: Option<String>,
     /// Maximum number of tokens to generate per choice. Default 16. 0 generates nothing and is
     /// allowed only with `echo`: the reply then has the prompt and its log-probabilities.
     #[serde(default, deserialize_with = "fields::count::<_, 0, { usize::MAX }>")]

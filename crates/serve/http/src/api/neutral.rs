@@ -17,6 +17,12 @@ pub(crate) enum Scope {
     Responses,
     /// The body of a request to `/v1/messages`.
     Messages,
+    /// The body of a request to `/infill`.
+    Infill,
+    /// The body of a request of Ollama's API.
+    Ollama,
+    /// The `options` of a request of Ollama's API.
+    OllamaOptions,
     /// The body of a request for embeddings.
     Embeddings,
     /// The `reasoning` of a request to `/v1/responses`.
@@ -72,6 +78,14 @@ fn is_advice(scope: Scope, name: &str) -> bool {
             matches!(name, "truncation" | "prompt_cache_options" | "service_tier")
         }
         Scope::Messages => matches!(name, "context_management" | "mcp_servers" | "speed"),
+        // The order of samplers, and times after which an answer may be cut at the end of a line.
+        Scope::Infill => matches!(
+            name,
+            "samplers" | "n_indent" | "t_max_prompt_ms" | "t_max_predict_ms" | "n_keep"
+        ),
+        Scope::Ollama => matches!(name, "options" | "truncate" | "shift"),
+        // They choose how a model is loaded, or how its tokens are drawn by an older sampler.
+        Scope::OllamaOptions => true,
         Scope::Reasoning => matches!(name, "summary" | "generate_summary"),
         // These say when a tool is offered, and who may call it.
         Scope::MessagesTool => {
@@ -90,7 +104,6 @@ fn is_advice_of_generation(name: &str) -> bool {
 fn requests_nothing(scope: Scope, name: &str, value: &Value) -> Option<bool> {
     match scope {
         Scope::Completions => match name {
-            "suffix" => Some(is_empty(value)),
             "add_special_tokens" => Some(value == true),
             _ => of_generation(name, value),
         },
@@ -103,6 +116,21 @@ fn requests_nothing(scope: Scope, name: &str, value: &Value) -> Option<bool> {
             _ => None,
         },
         Scope::Responses => of_responses(name, value),
+        Scope::Ollama => match name {
+            "keep_alive" | "verbose" | "insecure" | "stream" => Some(true),
+            "template" | "context" => Some(is_empty(value)),
+            "logprobs" | "shift" => Some(value == false),
+            "top_logprobs" => Some(value == 0),
+            _ => None,
+        },
+        Scope::Infill => match name {
+            // Every prompt is cached, and a request has no place of its own.
+            "id_slot" | "cache_prompt" => Some(true),
+            "n_probs" => Some(value == 0),
+            "return_tokens" | "return_progress" | "timings_per_token" => Some(value == false),
+            "lora" => Some(is_empty(value)),
+            _ => None,
+        },
         Scope::Messages => match name {
             "metadata" | "service_tier" | "cache_control" => Some(true),
             "container" | "mcp_servers" | "context_management" => Some(is_empty(value)),
@@ -134,7 +162,11 @@ fn requests_nothing(scope: Scope, name: &str, value: &Value) -> Option<bool> {
             "offset" => Some(value == 0),
             _ => None,
         },
-        Scope::Reasoning | Scope::ResponsesTool | Scope::MessagesTool | Scope::None => None,
+        Scope::Reasoning
+        | Scope::ResponsesTool
+        | Scope::MessagesTool
+        | Scope::OllamaOptions
+        | Scope::None => None,
     }
 }
 

@@ -84,7 +84,7 @@ pub(crate) async fn method_not_allowed(method: Method, uri: Uri, request: Reques
 }
 
 /// A time in seconds since 1970-01-01 UTC as a string, such as `2026-01-31T12:00:00Z`.
-fn rfc3339(seconds: u64) -> String {
+pub(crate) fn rfc3339(seconds: u64) -> String {
     let seconds = i64::try_from(seconds).unwrap_or_default();
     jiff::Timestamp::from_second(seconds).unwrap_or_default().to_string()
 }

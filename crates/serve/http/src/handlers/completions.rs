@@ -3,7 +3,7 @@
 use axum::response::Response;
 use futures::future::try_join_all;
 use serde_json::json;
-use stolon::{AnswerPart, Engine, Request, TokenLogprob};
+use stolon::{AnswerPart, Engine, Infill, Request, TokenLogprob};
 
 use crate::api::completions::{Completion, CompletionChoice, CompletionRequest, Prompt};
 use crate::api::logprobs::CompletionLogprobs;
@@ -95,7 +95,17 @@ pub(crate) async fn create(
     for prompt in &mut prompts {
         truncate(&call, prompt).await?;
     }
-    call.prompts = prompts.iter().cloned().map(engine_request).collect();
+    call.prompts = match request.suffix.filter(|suffix| !suffix.is_empty()) {
+        None => prompts.iter().cloned().map(engine_request).collect(),
+        Some(_) if echo || request.append_to_session == Some(true) || call.truncates() => {
+            let message = "`suffix` is not possible with `echo`, `append_to_session` or \
+                           `truncate_prompt_tokens`";
+            return Err(ApiError::invalid(Some("suffix"), message));
+        }
+        Some(suffix) => {
+            prompts.iter().map(|prompt| gap(prompt, &suffix)).collect::<Result<_, _>>()?
+        }
+    };
     if echo && call.has_session() {
         let message = "`echo` is not possible with `session_id`";
         return Err(ApiError::invalid(Some("echo"), message));
@@ -232,6 +242,16 @@ pub(crate) fn engine_request(prompt: Prompt) -> Request {
         Prompt::Text(text) => Request::text(text),
         Prompt::Tokens(tokens) => Request::tokens(tokens),
     }
+}
+
+/// A request for what is between a prompt and a suffix.
+fn gap(prompt: &Prompt, suffix: &str) -> Result<Request, ApiError> {
+    let Prompt::Text(prefix) = prompt else {
+        let message = "`suffix` is only possible with a `prompt` that is text";
+        return Err(ApiError::invalid(Some("suffix"), message));
+    };
+    let (prefix, suffix) = (prefix.clone(), suffix.to_owned());
+    Ok(Request::infill(Infill { prefix, suffix, files: Vec::new() }))
 }
 
 impl Completions {

@@ -63,7 +63,7 @@ pub enum FormatChoice<T> {
 }
 
 impl<T: Copy> FormatChoice<T> {
-    fn or_else(self, of_template: impl FnOnce() -> Option<T>) -> Option<T> {
+    pub(crate) fn or_else(self, of_template: impl FnOnce() -> Option<T>) -> Option<T> {
         match self {
             Self::Auto => of_template(),
             Self::Off => None,

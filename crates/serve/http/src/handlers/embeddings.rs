@@ -35,6 +35,8 @@ const MAX_TOKENS: usize = 1 << 20;
 struct Inputs {
     app: Arc<App>,
     dimensions: Option<usize>,
+    /// Whether inputs that are too long are cut.
+    truncates: bool,
     deadline: Deadline,
     /// One permit for each input that is in the engine.
     permits: Semaphore,
@@ -46,12 +48,36 @@ struct Inputs {
 pub(crate) async fn create(
     Incoming { body: request, context }: Incoming<EmbeddingsRequest>,
 ) -> Result<Response, ApiError> {
+    let (app, client) = (Arc::clone(&context.app), context.caller.identity.clone());
+    let format = request.encoding_format.unwrap_or_default();
+    let Computed { model, embeddings } = compute(context, request, false).await?;
+    let count = embeddings.iter().map(|embedding| embedding.values.len()).sum();
+    let hides_cached_tokens = app.hide_cached_tokens;
+    let encode = move || reply(embeddings, model, format, hides_cached_tokens);
+    app.parser.run(client, count, encode).await
+}
+
+/// The vectors of a request.
+pub(crate) struct Computed {
+    /// The model's name for the reply.
+    pub(crate) model: String,
+    /// One vector per input, in their order.
+    pub(crate) embeddings: Vec<Embedding>,
+}
+
+/// Computes the vectors of all inputs. With `truncates`, inputs that are too long are cut.
+pub(crate) async fn compute(
+    context: RequestContext,
+    request: EmbeddingsRequest,
+    truncates: bool,
+) -> Result<Computed, ApiError> {
     let RequestContext { app, caller, ignored, held, .. } = context;
     let (model, adapter) = app.chosen(request.model, &ignored)?;
     let size = app.engine.embedding_size(request.dimensions)?;
     let inputs = Arc::new(Inputs {
         app: Arc::clone(&app),
         dimensions: request.dimensions,
+        truncates,
         deadline: caller.deadline.within(app.request_timeout),
         permits: Semaphore::new(INPUTS_AT_ONCE as usize),
         is_list: matches!(request.input, PromptInput::Texts(_) | PromptInput::TokenLists(_)),
@@ -81,10 +107,7 @@ pub(crate) async fn create(
     let embeddings = stream::iter(prompts.map(embed).collect::<Vec<_>>());
     let embeddings: Vec<Embedding> =
         embeddings.buffered(INPUTS_AT_ONCE as usize).try_collect().await?;
-    let format = request.encoding_format.unwrap_or_default();
-    let hides_cached_tokens = app.hide_cached_tokens;
-    let encode = move || reply(embeddings, model, format, hides_cached_tokens);
-    app.parser.run(caller.identity, size.saturating_mul(count), encode).await
+    Ok(Computed { model, embeddings })
 }
 
 /// Refuses an empty list of inputs, and one whose vectors would exceed [`MAX_VALUES`].
@@ -107,10 +130,15 @@ impl Inputs {
         let mut all = Vec::with_capacity(prompts.len());
         let mut sum = 0;
         for (index, prompt) in prompts.into_iter().enumerate() {
-            let tokens = match prompt {
+            let mut tokens = match prompt {
                 Prompt::Tokens(tokens) => tokens,
                 // Special tokens alone are not a text, so an empty text counts as an empty input.
                 Prompt::Text(text) if text.is_empty() => Vec::new(),
+                // The text may be longer than the engine takes.
+                Prompt::Text(text) if self.truncates => {
+                    let client = caller.identity.clone();
+                    self.app.engine.tokenize_for(text, true, client).await?
+                }
                 text @ Prompt::Text(_) => {
                     let request = caller.sign(engine_request(text));
                     let tokens = self.app.engine.prompt_tokens(&request).await;
@@ -118,7 +146,13 @@ impl Inputs {
                 }
             };
             // The engine would refuse the input too, but only after it has begun with others.
-            let checked = self.app.engine.check_embedding(&tokens);
+            let mut checked = self.app.engine.check_embedding(&tokens);
+            if let Err(Error::Engine(EngineError::PromptTooLong { limit, .. })) = checked
+                && self.truncates
+            {
+                self.cut(&mut tokens, limit);
+                checked = self.app.engine.check_embedding(&tokens);
+            }
             checked.map_err(|error| self.refused(index, error))?;
             sum += tokens.len();
             if sum > MAX_TOKENS {
@@ -131,6 +165,16 @@ impl Inputs {
             tokio::task::yield_now().await;
         }
         Ok(all)
+    }
+
+    /// Cuts the end of an input, except for a token that ends texts.
+    fn cut(&self, tokens: &mut Vec<u32>, limit: usize) {
+        let ends = &self.app.engine.model_info().eos_token_ids;
+        let end = tokens.last().copied().filter(|token| ends.contains(token));
+        tokens.truncate(limit);
+        if let (Some(end), Some(last)) = (end, tokens.last_mut()) {
+            *last = end;
+        }
     }
 
     /// Computes the embedding of one input.

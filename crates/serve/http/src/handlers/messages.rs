@@ -7,6 +7,7 @@ use axum::extract::Request as HttpRequest;
 use axum::http::StatusCode;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use serde::Serialize;
 use serde_json::{Value, json};
 use stolon::{ChatMessage, MessageContent};
 
@@ -83,10 +84,17 @@ pub(crate) async fn count_tokens(
 
 /// Middleware that turns errors into Anthropic's form.
 pub(crate) async fn errors(request: HttpRequest, next: Next) -> Response {
-    let response = next.run(request).await;
+    let body = |error: &ApiError| MessagesError { kind: "error", error: error_object(error) };
+    converted(next.run(request).await, body)
+}
+
+/// A response whose error, if it is one, has this body.
+pub(crate) fn converted<T: Serialize>(
+    response: Response,
+    body: impl FnOnce(&ApiError) -> T,
+) -> Response {
     let Some(error) = response.extensions().get::<ApiError>() else { return response };
-    let body = MessagesError { kind: "error", error: error_object(error) };
-    let mut converted = (response.status(), Json(body)).into_response();
+    let mut converted = (response.status(), Json(body(error))).into_response();
     for (name, value) in response.headers() {
         if name != "content-type" && name != "content-length" {
             converted.headers_mut().insert(name, value.clone());

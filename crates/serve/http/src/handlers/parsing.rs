@@ -4,7 +4,9 @@ use crate::api::chat::ChatRequest;
 use crate::api::completions::CompletionRequest;
 use crate::api::embeddings::EmbeddingsRequest;
 use crate::api::error::ErrorReply;
+use crate::api::llama_cpp::InfillRequest;
 use crate::api::messages::MessagesRequest;
+use crate::api::ollama::OllamaChat;
 use crate::api::responses::ResponsesRequest;
 use crate::wire::advice::Ignored;
 use crate::wire::body::{RequestBody, parse};
@@ -39,6 +41,22 @@ pub fn parse_responses(body: &[u8], max_values: usize) -> Result<ResponsesReques
 /// # Errors
 /// The body of the server's reply, in OpenAI's form.
 pub fn parse_messages(body: &[u8], max_values: usize) -> Result<MessagesRequest, ErrorReply> {
+    parse_alone(body, max_values)
+}
+
+/// Parses the body of a request to `/infill` as the server does, with a limit on JSON values.
+///
+/// # Errors
+/// The body of the server's reply.
+pub fn parse_infill(body: &[u8], max_values: usize) -> Result<InfillRequest, ErrorReply> {
+    parse_alone(body, max_values)
+}
+
+/// Parses the body of a request to `/api/chat` as the server does, with a limit on JSON values.
+///
+/// # Errors
+/// The body of the server's reply, in OpenAI's form.
+pub fn parse_ollama_chat(body: &[u8], max_values: usize) -> Result<OllamaChat, ErrorReply> {
     parse_alone(body, max_values)
 }
 

@@ -7,9 +7,11 @@ use axum::extract::State;
 use serde_json::json;
 use stolon::{ChatOptions, Request};
 
+use crate::api::chat::Message;
 use crate::api::tokenize::{
     DetokenizeRequest, Detokenized, TokenizeRequest, Tokenized, TokenizerInfo,
 };
+use crate::guard::access::Caller;
 use crate::handlers::app::App;
 use crate::handlers::chat::{messages, tools};
 use crate::handlers::context::{Incoming, RequestContext};
@@ -33,12 +35,9 @@ pub(crate) async fn tokenize(
             text_tokens(&app, prompt, &request, caller.identity.clone()).await?
         }
         (None, Some(conversation)) => {
-            let conversation = messages(conversation, &ignored)?;
-            let conversation = history::conversation(&app.engine, conversation, true, &ignored);
-            let options = request.chat_options(&app, &ignored)?;
-            let request = Request::chat(conversation).chat_options(options);
-            let tokens = app.engine.prompt_tokens(&caller.sign(request)).await?;
-            options::reported_ids(&app.engine, &tokens)
+            let return_token_strs = request.return_token_strs.take();
+            let tokens = chat_tokens(&app, &caller, &ignored, conversation, request).await?;
+            return tokenized(app, caller, tokens, return_token_strs).await;
         }
         (None, None) => return Err(ApiError::missing("prompt")),
         (Some(_), Some(_)) => {
@@ -46,9 +45,35 @@ pub(crate) async fn tokenize(
             return Err(ApiError::invalid(Some("messages"), message));
         }
     };
+    tokenized(app, caller, tokens, request.return_token_strs).await
+}
+
+/// The tokens of a conversation, which is rendered as the request says.
+pub(crate) async fn chat_tokens(
+    app: &App,
+    caller: &Caller,
+    ignored: &Ignored,
+    conversation: Vec<Message>,
+    mut request: TokenizeRequest,
+) -> Result<Vec<u32>, ApiError> {
+    let conversation = messages(conversation, ignored)?;
+    let conversation = history::conversation(&app.engine, conversation, true, ignored);
+    let options = request.chat_options(app, ignored)?;
+    let request = Request::chat(conversation).chat_options(options);
+    let tokens = app.engine.prompt_tokens(&caller.sign(request)).await?;
+    Ok(options::reported_ids(&app.engine, &tokens))
+}
+
+/// The reply with these tokens.
+async fn tokenized(
+    app: Arc<App>,
+    caller: Caller,
+    tokens: Vec<u32>,
+    return_token_strs: Option<bool>,
+) -> Result<Json<Tokenized>, ApiError> {
     let max_model_len = app.engine.model_info().max_positions;
     let count = tokens.len();
-    if !request.return_token_strs.unwrap_or(false) {
+    if !return_token_strs.unwrap_or(false) {
         return Ok(Json(Tokenized { count, max_model_len, tokens, token_strs: None }));
     }
     let engine = app.engine.clone();

@@ -10,13 +10,14 @@ use crate::api::cache::{
 };
 use crate::api::chat::ChatRequest;
 use crate::api::completions::CompletionRequest;
+use crate::api::llama_cpp::InfillRequest;
 use crate::api::messages::MessagesRequest;
 use crate::api::outline::{Outline, OutlineQuery, Prefix, PrefixQuery};
 use crate::api::responses::ResponsesRequest;
 use crate::api::sessions::SessionList;
 use crate::handlers::{
-    admin, cache, cache_events, cache_files, cache_misses, chat, completions, messages, outline,
-    responses, sessions,
+    admin, cache, cache_events, cache_files, cache_misses, chat, completions, llama_cpp, messages,
+    outline, responses, sessions,
 };
 
 /// The rows.
@@ -94,6 +95,8 @@ fn explanations() -> Vec<Route> {
             "explainText",
         )
         .takes::<CompletionRequest>(),
+        described(post("/v1/cache/explain/infill", Client, llama_cpp::infill), "explainInfill")
+            .takes::<InfillRequest>(),
         described(post("/v1/cache/explain/messages", Client, messages::create), "explainMessages")
             .takes::<MessagesRequest>(),
         described(

@@ -5,12 +5,13 @@ use super::{ErrorForm, Group, Route, delete, get, post};
 use crate::api::chat::{ChatCompletion, ChatCompletionChunk, ChatRequest};
 use crate::api::completions::{Completion, CompletionRequest};
 use crate::api::embeddings::{Embeddings, EmbeddingsRequest};
+use crate::api::llama_cpp::{InfillEvent, InfillReply, InfillRequest};
 use crate::api::messages::{MessageEvent, MessageReply, MessagesRequest, TokenCount};
 use crate::api::responses::{Response, ResponseDeleted, ResponseEvent, ResponsesRequest};
 use crate::api::skills::{
     BoxesReply, CaptionRequest, PointsReply, QueryRequest, RegionsRequest, SkillChunk, SkillReply,
 };
-use crate::handlers::{chat, completions, embeddings, messages, responses, skills};
+use crate::handlers::{chat, completions, embeddings, llama_cpp, messages, responses, skills};
 
 /// The rows.
 pub(super) fn group() -> Group {
@@ -28,6 +29,14 @@ pub(super) fn group() -> Group {
             .takes::<CompletionRequest>()
             .replies::<Completion>()
             .streams::<Completion>()
+            .generates()
+            .traced_as("text_completion")
+            .fails(&[404, 409]),
+        post("/infill", Client, llama_cpp::infill)
+            .described("infill", "Fill a gap in a text, as llama.cpp's server does")
+            .takes::<InfillRequest>()
+            .replies::<InfillReply>()
+            .streams::<InfillEvent>()
             .generates()
             .traced_as("text_completion")
             .fails(&[404, 409]),

@@ -3,11 +3,12 @@
 use super::Role::{Client, Operator};
 use super::{Group, Reply, get, post};
 use crate::api::adapters::{AdapterList, LoadAdapter, UnloadAdapter};
+use crate::api::llama_cpp::{AppliedTemplate, Props};
 use crate::api::models::{Model, ModelList};
 use crate::api::tokenize::{
     DetokenizeRequest, Detokenized, TokenizeRequest, Tokenized, TokenizerInfo,
 };
-use crate::handlers::{adapters, admin, tokenize};
+use crate::handlers::{adapters, admin, llama_cpp, tokenize};
 
 /// The media type of the replies to operators who load and unload adapters.
 const TEXT: &str = "text/plain";
@@ -54,6 +55,14 @@ pub(super) fn group() -> Group {
         get("/tokenizer_info", Client, tokenize::info)
             .described("tokenizerInfo", "Special tokens and the chat template")
             .replies::<TokenizerInfo>(),
+        post("/apply-template", Client, llama_cpp::apply_template)
+            .described("applyTemplate", "The prompt of a conversation as text, as in llama.cpp")
+            .takes::<TokenizeRequest>()
+            .replies::<AppliedTemplate>()
+            .fails(&[404]),
+        get("/props", Client, llama_cpp::props)
+            .described("props", "The served model, as in llama.cpp's server")
+            .replies::<Props>(),
     ];
     let description = "The served model, its LoRA adapters and its tokenizer.";
     Group { name: "Models and tokens", description, routes }

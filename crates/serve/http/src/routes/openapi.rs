@@ -24,6 +24,7 @@ use crate::api::{chat, messages, options, responses};
 use crate::guard::deadline;
 use crate::handlers::app::{App, RouterOptions};
 use crate::routes::{self, FILE, Operation, Reply, Request, Role, Route};
+use crate::wire::reply::LINES;
 use crate::wire::root_path::RootPath;
 
 /// JSON pointer of the schemas in the description.
@@ -226,6 +227,7 @@ impl Schemas {
                 Reply::Json(make) => ("application/json", schema(*make, &mut self.replies)),
                 Reply::Text(kind) => (*kind, json!({"type": "string"})),
                 // A schema describes the data of one event.
+                Reply::Lines(make) => (LINES, schema(*make, &mut self.replies)),
                 Reply::Events(make) => ("text/event-stream", schema(*make, &mut self.replies)),
             };
             content.insert(kind.to_owned(), json!({ "schema": schema }));
@@ -283,7 +285,7 @@ fn schema(make: Make, generator: &mut SchemaGenerator) -> Value {
 }
 
 /// Constants that descriptions name.
-const CONSTANTS: [(&str, usize); 12] = [
+const CONSTANTS: [(&str, usize); 13] = [
     ("MAX_MESSAGES", chat::MAX_MESSAGES),
     ("MAX_PARTS", chat::MAX_PARTS),
     ("MAX_TOOLS", chat::MAX_TOOLS),
@@ -293,6 +295,7 @@ const CONSTANTS: [(&str, usize); 12] = [
     ("MAX_STOP_STRINGS", options::MAX_STOP_STRINGS),
     ("MAX_TOKEN_IDS", options::MAX_TOKEN_IDS),
     ("MAX_STOP_SEQUENCES", messages::MAX_STOP_SEQUENCES),
+    ("MAX_EXTRA", crate::api::llama_cpp::MAX_EXTRA),
     ("MAX_PROMPTS", crate::api::cache::MAX_PROMPTS),
     ("MAX_PIN_TEXT", crate::api::cache::MAX_PIN_TEXT),
     ("MAX_OUTLINE_NODES", crate::api::outline::MAX_OUTLINE_NODES),

@@ -23,28 +23,14 @@ const PREFIXES: [&str; 2] = ["/api", "/openai"];
 
 /// Paths of other servers, and the routes to use instead.
 const HINTS: &[(&str, &str)] = &[
-    ("/api/chat", "of Ollama's API: use POST /v1/chat/completions, which Ollama answers, too"),
-    ("/api/generate", "of Ollama's API: use POST /v1/completions, which Ollama answers, too"),
-    ("/api/embed", "of Ollama's API: use POST /v1/embeddings, which Ollama answers, too"),
-    ("/api/embeddings", "of Ollama's API: use POST /v1/embeddings, which Ollama answers, too"),
-    ("/api/tags", "of Ollama's API: use GET /v1/models, which Ollama answers, too"),
-    ("/api/ps", "of Ollama's API: use GET /v1/models, which Ollama answers, too"),
-    ("/api/show", "of Ollama's API: use GET /v1/models, which Ollama answers, too"),
-    ("/api/version", "of Ollama's API: use GET /version"),
     ("/completion", "of llama.cpp: use POST /v1/completions"),
     ("/embedding", "of llama.cpp: use POST /v1/embeddings"),
-    ("/infill", "of llama.cpp: use POST /v1/completions with the model's own tokens for infilling"),
-    ("/apply-template", "of llama.cpp: use POST /tokenize with `messages`, and POST /detokenize"),
-    ("/props", "of llama.cpp: use GET /v1/models and GET /tokenizer_info"),
     ("/slots", "of llama.cpp: use GET /metrics"),
     ("/generate", "of SGLang and TGI: use POST /v1/completions"),
     ("/generate_stream", "of TGI: use POST /v1/completions with `stream`"),
     ("/get_model_info", "of SGLang: use GET /v1/models"),
     ("/info", "of TGI: use GET /v1/models"),
 ];
-
-/// Beginnings of the paths of Ollama's API.
-const OLLAMA: &str = "/api/";
 
 /// The paths of the routes that have other paths, too.
 #[derive(Clone, Debug)]
@@ -128,11 +114,6 @@ fn hint(path: &str) -> String {
     let path = path.trim_end_matches('/');
     match HINTS.iter().find(|(other, _)| *other == path) {
         Some((_, hint)) => format!(", a path {hint}"),
-        None if path.starts_with(OLLAMA) => {
-            ", a path of Ollama's API: OpenAI's is at /v1/chat/completions, and GET /docs shows all \
-             routes"
-                .to_owned()
-        }
         None => ": GET /docs shows all routes".to_owned(),
     }
 }
@@ -166,7 +147,6 @@ mod tests {
             ("/v1/admin/audit", None),
             ("/v1/metrics", None),
             ("//admin/audit", None),
-            ("/api/chat", None),
             ("/v1", None),
             ("/", None),
             ("/v2/chat/completions", None),
@@ -189,7 +169,6 @@ mod tests {
             let is_route = |word: &str| word.starts_with('/') && routes.contains(&word);
             assert!(hint.split([' ', ',']).any(is_route), "{hint}");
         }
-        assert!(hint("/api/pull").contains("Ollama"));
         assert!(hint("/nothing").contains("/docs"));
     }
 }

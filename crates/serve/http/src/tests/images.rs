@@ -117,6 +117,47 @@ async fn bodies_hold_memory_until_images_are_decoded() {
     }
 }
 
+/// Goal: images of Ollama's API, which are files in base64 without a type, are shown to the model
+/// before the text, in a conversation and in a question; other ones are refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn images_without_a_type_are_shown() {
+    let engine = builder(SMOLVLM).build().await.expect("an engine");
+    let router = router(engine, RouterOptions::default());
+    let file = STANDARD.encode(pictures::picture(40, 30, 1));
+    let ask = |images: Value| {
+        let message = json!({"role": "user", "content": "x", "images": images});
+        let common = json!({"stream": false, "options": {"num_predict": 1}});
+        let chat = json!({"messages": [message]});
+        let generate = json!({"prompt": "x", "images": images});
+        [("/api/chat", chat), ("/api/generate", generate)].map(|(path, mut body)| {
+            body.as_object_mut()
+                .expect("an object")
+                .extend(common.as_object().cloned().expect("one"));
+            (path, body.to_string())
+        })
+    };
+    let parts = json!([{"type": "image_url", "image_url": {"url": data_url()}},
+                       {"type": "text", "text": "x"}]);
+    let messages = json!([{"role": "user", "content": parts}]);
+    let (_, expected) =
+        post(&router, "/tokenize", json!({ "messages": messages }).to_string()).await;
+    for images in [json!([file]), json!([data_url()])] {
+        for (path, body) in ask(images) {
+            let (status, reply) = post(&router, path, body).await;
+            assert_eq!(status, StatusCode::OK, "{path}: {reply}");
+            assert_eq!(reply["prompt_eval_count"], expected["count"], "{path}");
+        }
+    }
+    for (path, body) in ask(json!(["https://a.test/x.png"])) {
+        let (status, reply) = post(&router, path, body).await;
+        assert_eq!(
+            (status, reply["error"].is_string()),
+            (StatusCode::BAD_REQUEST, true),
+            "{reply}"
+        );
+    }
+}
+
 /// Goal: every API tells in its usage how many prompt tokens are positions of images, the same
 /// number with a warm cache, and leaves the number out if there are none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -16,8 +16,12 @@ use crate::api::chat::ChatRequest;
 use crate::api::completions::CompletionRequest;
 use crate::api::embeddings::EmbeddingsRequest;
 use crate::api::fields::UnknownFields;
+use crate::api::llama_cpp::InfillRequest;
 use crate::api::messages::MessagesRequest;
 use crate::api::neutral::{self, Meaning, Scope};
+use crate::api::ollama::{
+    OllamaChat, OllamaCommon, OllamaEmbed, OllamaEmbeddings, OllamaGenerate, OllamaModel,
+};
 use crate::api::options::{ChoiceOptions, GenerationOptions};
 use crate::api::responses::{InputMessage, ResponsesRequest, TypedItem};
 use crate::api::sessions::{
@@ -120,6 +124,12 @@ request_body!(CompletionRequest, Completions, GenerationOptions, ChoiceOptions);
 request_body!(ChatRequest, Chat, GenerationOptions, ChoiceOptions);
 request_body!(ResponsesRequest, Responses, GenerationOptions);
 request_body!(MessagesRequest, Messages, GenerationOptions);
+request_body!(InfillRequest, Infill, GenerationOptions);
+request_body!(OllamaChat, Ollama, OllamaCommon);
+request_body!(OllamaGenerate, Ollama, OllamaCommon);
+request_body!(OllamaEmbed, Ollama);
+request_body!(OllamaEmbeddings, Ollama);
+request_body!(OllamaModel, Ollama);
 request_body!(EmbeddingsRequest, Embeddings);
 request_body!(QueryRequest, None, SkillOptions);
 request_body!(CaptionRequest, None, SkillOptions);

@@ -208,6 +208,7 @@ impl From<Error> for ApiError {
             Error::Image { .. } => Self::invalid(Some("messages"), message),
             Error::Tokenizer(_) | Error::NoTokenizer => Self::invalid(Some("prompt"), message),
             Error::ChatTemplate(_) => Self::invalid(Some("messages"), message),
+            Error::NoInfill => Self::invalid(Some("suffix"), message).code("unsupported_endpoint"),
             Error::NotForEmbeddings { .. } | Error::EmbeddingsOnly { .. } => {
                 Self::invalid(None, message).code("unsupported_endpoint")
             }

@@ -17,6 +17,7 @@
 
 mod chat;
 mod messages;
+mod ollama;
 mod responses;
 
 use serde_json::{Map, Value, json};
@@ -54,6 +55,10 @@ pub(crate) fn settle(scope: Scope, body: &mut Value, ignored: &Ignored) -> Resul
             for (index, turn) in messages.iter_mut().enumerate() {
                 messages::settle(turn, index == last, ignored);
             }
+        }
+        // The last message can be corrected.
+        Scope::Ollama => {
+            messages[..last].iter_mut().for_each(|message| ollama::settle(message, ignored));
         }
         _ => chat::settle(&mut messages, ignored),
     }

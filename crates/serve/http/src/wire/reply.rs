@@ -5,25 +5,31 @@
 use std::convert::Infallible;
 
 use axum::Json;
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
 use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures::stream::{self, BoxStream, SelectAll};
 use futures::{Stream, StreamExt};
 use serde::Serialize;
 use stolon::{
-    AnswerFormat, AnswerParser, AnswerPart, Error, Event, FinishReason, StopStrings, TokenEvent,
-    TokenLogprob,
+    AnswerFormat, AnswerParser, AnswerPart, Error, Event, FinishReason, StopStrings, Timings,
+    TokenEvent, TokenLogprob,
 };
 
 use crate::api::reply::{CompletionTokensDetails, PromptTokensDetails, Usage};
 use crate::wire::error::ApiError;
 
+/// The media type of lines of JSON.
+pub(crate) const LINES: &str = "application/x-ndjson";
+
 /// The form of the replies of one API, and the reply in progress.
 ///
 /// For each choice, [`Dialect::begin`] is called once, then [`Dialect::part`] any number of times,
-/// then [`Dialect::end`] once; calls for different choices may alternate. [`Dialect::finish`]
-/// follows when all choices have ended. Each call returns the events that it adds to a streamed
-/// reply; [`Dialect::whole`] is the reply that the same calls make if it is not streamed.
+/// then [`Dialect::timed`] and [`Dialect::end`] once; calls for different choices may alternate.
+/// [`Dialect::finish`] follows when all choices have ended. Each call returns the events that it
+/// adds to a streamed reply; [`Dialect::whole`] is the reply that the same calls make if it is not
+/// streamed.
 pub(crate) trait Dialect: Send + Sized + 'static {
     /// The data of a server-sent event.
     type Event: Serialize + Send;
@@ -32,6 +38,9 @@ pub(crate) trait Dialect: Send + Sized + 'static {
 
     /// The name of an event; `None` for APIs whose events have none.
     fn name(event: &Self::Event) -> Option<&'static str>;
+
+    /// Whether the events are lines of JSON instead of server-sent events.
+    const IS_LINES: bool = false;
 
     /// The data of the event after the last one, for a reply without an error.
     const TERMINATOR: Option<&'static str> = None;
@@ -45,6 +54,9 @@ pub(crate) trait Dialect: Send + Sized + 'static {
 
     /// A choice continues.
     fn part(&mut self, choice: usize, piece: Piece<'_>) -> Vec<Self::Event>;
+
+    /// The times of a choice that ends now.
+    fn timed(&mut self, _choice: usize, _timings: &Timings) {}
 
     /// A choice has ended.
     fn end(&mut self, choice: usize, reason: &FinishReason) -> Vec<Self::Event>;
@@ -120,8 +132,15 @@ pub(crate) async fn reply<D: Dialect>(
     let mut events: Events = stream::select_all(numbered);
     let mut replying =
         Replying { dialect, parsers, begun, tokens, min_tokens, reasons, usage, unreported };
+    if stream && D::IS_LINES {
+        let lines = replying.into_events(events, line::<D>, || None).map(Ok::<_, Infallible>);
+        let kind = (header::CONTENT_TYPE, HeaderValue::from_static(LINES));
+        return Ok(([kind], Body::from_stream(lines)).into_response());
+    }
     if stream {
-        let events = replying.into_events(events).map(Ok::<_, Infallible>);
+        let terminator = || D::TERMINATOR.map(|text| sse::Event::default().data(text));
+        let events = replying.into_events(events, sse_event::<D>, terminator);
+        let events = events.map(Ok::<_, Infallible>);
         return Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response());
     }
     // The first error is the reply; the other choices are then canceled.
@@ -151,21 +170,24 @@ struct Replying<D> {
 }
 
 impl<D: Dialect> Replying<D> {
-    /// The events of a streamed reply.
-    fn into_events(self, events: Events) -> impl Stream<Item = sse::Event> {
-        let batches = stream::unfold(Some((self, events)), |state| async move {
+    /// The events of a streamed reply, each in the form that `framed` gives it, and then the
+    /// `terminator`.
+    fn into_events<T>(
+        self,
+        events: Events,
+        framed: fn(&D::Event) -> T,
+        terminator: fn() -> Option<T>,
+    ) -> impl Stream<Item = T> {
+        let batches = stream::unfold(Some((self, events)), move |state| async move {
             let (mut replying, mut events) = state?;
-            let sse_events =
-                |events: Vec<D::Event>| events.iter().map(sse_event::<D>).collect::<Vec<_>>();
+            let all = |events: Vec<D::Event>| events.iter().map(framed).collect::<Vec<_>>();
             let (batch, goes_on) = match events.next().await {
-                Some((index, Ok(event))) => (sse_events(replying.on_event(index, event)), true),
+                Some((index, Ok(event))) => (all(replying.on_event(index, event)), true),
                 // The status line was sent long ago, so an error becomes an event.
-                Some((_, Err(error))) => {
-                    (sse_events(vec![replying.dialect.fail(&error.into())]), false)
-                }
+                Some((_, Err(error))) => (all(vec![replying.dialect.fail(&error.into())]), false),
                 None => {
-                    let mut batch = sse_events(replying.dialect.finish(replying.usage.total()));
-                    batch.extend(D::TERMINATOR.map(|text| sse::Event::default().data(text)));
+                    let mut batch = all(replying.dialect.finish(replying.usage.total()));
+                    batch.extend(terminator());
                     (batch, false)
                 }
             };
@@ -222,6 +244,7 @@ impl<D: Dialect> Replying<D> {
                 });
                 let rest = Piece { parts: rest.unwrap_or_default(), ..Piece::default() };
                 let mut events = self.dialect.part(index, rest);
+                self.dialect.timed(index, &finish.timings);
                 events.extend(self.dialect.end(index, &finish.reason));
                 events
             }
@@ -230,9 +253,18 @@ impl<D: Dialect> Replying<D> {
     }
 }
 
-fn sse_event<D: Dialect>(event: &D::Event) -> sse::Event {
+/// An event as JSON.
+fn data<D: Dialect>(event: &D::Event) -> String {
     let data = serde_json::to_string(event);
-    let data = data.expect("replies have string keys and cannot fail to serialise");
+    data.expect("replies have string keys and cannot fail to serialise")
+}
+
+fn line<D: Dialect>(event: &D::Event) -> String {
+    data::<D>(event) + "\n"
+}
+
+fn sse_event<D: Dialect>(event: &D::Event) -> sse::Event {
+    let data = data::<D>(event);
     let named = match D::name(event) {
         Some(name) => sse::Event::default().event(name),
         None => sse::Event::default(),

@@ -22,16 +22,20 @@ use crate::wire::error::cut;
 const MAX_BYTES: usize = 200;
 
 /// The first parts of the paths of the server's own routes.
-pub(crate) const OWN_PARTS: [&str; 14] = [
+pub(crate) const OWN_PARTS: [&str; 18] = [
     "admin",
+    "api",
+    "apply-template",
     "close_session",
     "detokenize",
     "docs",
     "health",
+    "infill",
     "metrics",
     "open_session",
     "openapi.json",
     "page",
+    "props",
     "ready",
     "tokenize",
     "tokenizer_info",

@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 
 pub(crate) mod adapters;
 mod client;
+pub(crate) mod infill;
 
 use client::Client;
 pub(crate) use client::{

@@ -101,7 +101,7 @@ fn neutral_values_are_accepted() {
         body["prompt"] = json!("x");
         completion(&body).unwrap_or_else(|error| panic!("{neutral}: {error:?}"));
     }
-    for (name, value) in [("length_penalty", json!(2)), ("suffix", json!("y"))] {
+    for (name, value) in [("length_penalty", json!(2)), ("bad_words", json!(["y"]))] {
         let mut body = json!({"prompt": "x"});
         body[name] = value.clone();
         let error = completion(&body).expect_err("not implemented").reply().error;
