@@ -2,7 +2,7 @@
 //! and however it is cut into chunks. The models are the small random ones that the parity tests of
 //! `stolon-cpu` compare with transformers.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use stolon::{Engine, Error, Request};
 
@@ -85,9 +85,7 @@ async fn start(model: &str, block_size: usize, chunk: usize, caching: bool) -> E
 }
 
 fn fixture(model: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("crates/models/checkpoint/tests/fixtures")
-        .join(model)
+    stolon_fixtures::path(model)
 }
 
 async fn warm_equals_cold(model: &str) {

@@ -19,9 +19,7 @@ const HIDDEN_SIZE: usize = 16;
 
 /// The directory of a model of sentence-transformers, with the embeddings that the model computes.
 fn directory() -> PathBuf {
-    [env!("CARGO_MANIFEST_DIR"), "crates/models/checkpoint/tests/fixtures/embedding"]
-        .iter()
-        .collect()
+    stolon_fixtures::path("embedding")
 }
 
 fn model() -> EngineBuilder {

@@ -148,11 +148,7 @@ impl Kind {
         let builder = Engine::builder().threads(1).window_kv(self.windows);
         match self.model.starts_with("random:") {
             true => builder.model(self.model),
-            false => {
-                let fixtures = Path::new(env!("CARGO_MANIFEST_DIR"))
-                    .join("crates/models/checkpoint/tests/fixtures");
-                builder.model(fixtures.join(self.model))
-            }
+            false => builder.model(stolon_fixtures::path(self.model)),
         }
     }
 

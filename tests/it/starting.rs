@@ -175,12 +175,7 @@ async fn settings_that_a_custom_backend_ignores_are_refused() {
 /// Goal: `text_model` replaces the tokenizer of a model, here of one that has none.
 #[tokio::test]
 async fn a_model_runs_with_another_tokenizer() {
-    let model = || {
-        Engine::builder()
-            .model("crates/models/checkpoint/tests/fixtures/llama")
-            .num_blocks(8)
-            .threads(1)
-    };
+    let model = || Engine::builder().model(stolon_fixtures::path("llama")).num_blocks(8).threads(1);
     let without = model().build().await.expect("it starts");
     assert!(matches!(without.tokenize("ab", false).await, Err(Error::NoTokenizer)));
     let engine = model().text_model(bytes(&[])).build().await.expect("it starts");

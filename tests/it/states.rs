@@ -2,8 +2,6 @@
 //! same bits wherever its request resumes, and a request computes few tokens more than with a model
 //! without a state.
 
-use std::path::Path;
-
 use stolon::{Completion, Engine, EngineBuilder, Request, TokenLogprob, WindowKv};
 
 /// Vocabulary size of the fixtures. The preset's is larger.
@@ -16,11 +14,7 @@ fn prompt(seed: u32, len: u32) -> Vec<u32> {
 fn builder(model: &str) -> EngineBuilder {
     match model.starts_with("random:") {
         true => Engine::builder().model(model),
-        false => {
-            let fixtures = Path::new(env!("CARGO_MANIFEST_DIR"))
-                .join("crates/models/checkpoint/tests/fixtures");
-            Engine::builder().model(fixtures.join(model))
-        }
+        false => Engine::builder().model(stolon_fixtures::path(model)),
     }
 }
 

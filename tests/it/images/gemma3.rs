@@ -10,11 +10,7 @@ const ROWS: usize = 9;
 
 /// The model has no tokenizer, so prompts are token ids.
 fn builder(windows: WindowKv) -> EngineBuilder {
-    let fixture = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/crates/models/checkpoint/tests/fixtures/images/gemma3"
-    );
-    Engine::builder().model(fixture).window_kv(windows).threads(1)
+    Engine::builder().model(stolon_fixtures::path("images/gemma3")).window_kv(windows).threads(1)
 }
 
 /// A prompt with `before` tokens, the images with tokens around each, and `after` tokens.

@@ -19,6 +19,9 @@ import tempfile
 from safetensors.torch import load_file, save_file
 
 FIXTURES = pathlib.Path(__file__).resolve().parent / "fixtures"
+sys.path.append(str(FIXTURES))
+
+import weights
 
 # Why the converter cannot write these fixtures.
 LEFT_OUT = {
@@ -88,6 +91,7 @@ def copied(fixture, folder):
     """A copy of a fixture that the converter reads, and the tokens that it gets."""
     folder = pathlib.Path(folder) / fixture.name
     shutil.copytree(fixture, folder, ignore=shutil.ignore_patterns("expected.safetensors", "images.safetensors"))
+    weights.write(folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())
     as_published(fixture.name, config)
@@ -97,10 +101,10 @@ def copied(fixture, folder):
     tokenizer = {"model": {"vocab": {token: id for id, token in enumerate(tokens)}}, "added_tokens": []}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     if config["model_type"] == "gemma3":
-        weights = folder / "model.safetensors"
+        file = folder / "model.safetensors"
         tower, published = "vision_tower.", "vision_tower.vision_model."
-        named = {name.replace(tower, published): value for name, value in load_file(weights).items()}
-        save_file(named, weights)
+        named = {name.replace(tower, published): value for name, value in load_file(file).items()}
+        save_file(named, file)
         path = folder / "preprocessor_config.json"
         processor = {**json.loads(path.read_text()), "image_seq_length": config["mm_tokens_per_image"]}
         path.write_text(json.dumps(processor))
@@ -144,7 +148,9 @@ def main():
     def convert_adapter(fixture, file):
         with tempfile.TemporaryDirectory() as folder:
             base, _ = copied(FIXTURES / fixture.name, folder)
-            command = [sys.executable, sources / "convert_lora_to_gguf.py", fixture, "--base", base]
+            adapter = shutil.copytree(fixture, pathlib.Path(folder) / "adapter")
+            weights.write(adapter)
+            command = [sys.executable, sources / "convert_lora_to_gguf.py", adapter, "--base", base]
             result = subprocess.run([*command, "--outfile", file, "--outtype", "f32"], capture_output=True, text=True)
             if result.returncode != 0:
                 failed.append(f"{file}: {result.stderr}")
@@ -152,7 +158,7 @@ def main():
     for part in ("images", "lora"):
         (out / part).mkdir(parents=True, exist_ok=True)
     for fixture in sorted(path.parent for path in FIXTURES.glob("*/expected.safetensors")):
-        # Of Moondream, it reads the encoder only.
+        # The converter reads the encoder only of Moondream.
         if fixture.name not in LEFT_OUT and not fixture.name.startswith("moondream"):
             convert(fixture, out / f"{fixture.name}.gguf")
     for name, token in ENCODERS.items():

@@ -30,7 +30,7 @@ pub(super) const NAMES: [&str; 8] = [
 ];
 
 pub(super) fn directory(name: &str) -> PathBuf {
-    [env!("CARGO_MANIFEST_DIR"), "../checkpoint/tests/fixtures/images", name].iter().collect()
+    stolon_fixtures::path("images").join(name)
 }
 
 pub(super) fn model(name: &str) -> LoadedModel {

@@ -1,4 +1,4 @@
-//! Loads the models of `crates/models/checkpoint/tests/fixtures` and the logits that transformers computes for them.
+//! Loads the models of `stolon-fixtures` and the logits that transformers computes for them.
 
 #[path = "../../../checkpoint/tests/it/support/difference.rs"]
 mod difference;
@@ -10,13 +10,10 @@ use stolon_checkpoint::{LoadOptions, LoadedModel, ModelSource, load};
 
 pub(crate) use difference::difference;
 
-/// The crates that use this file are next to each other.
-const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../checkpoint/tests/fixtures");
-
 /// The names of all models that are compared with transformers, at least one per architecture: the
 /// directories that `make_fixtures.py` has written.
 pub(crate) fn names() -> Vec<String> {
-    let entries = std::fs::read_dir(FIXTURES).expect("the fixtures");
+    let entries = std::fs::read_dir(stolon_fixtures::path("")).expect("the fixtures");
     let paths = entries.map(|entry| entry.expect("an entry").path());
     let models = paths.filter(|path| path.join("expected.safetensors").exists());
     let name = |path: PathBuf| path.file_name().expect("a name").to_string_lossy().into_owned();
@@ -39,7 +36,7 @@ pub(crate) struct Expected {
 
 /// The directory of the fixture `name`.
 pub(crate) fn directory(name: &str) -> PathBuf {
-    [FIXTURES, name].iter().collect()
+    stolon_fixtures::path(name)
 }
 
 /// Loads the model of the fixture `name`.

@@ -1,8 +1,6 @@
 //! The tiles of models whose processors are configured by their files, compared with transformers.
 //! `crates/models/checkpoint/tests/fixtures/make_images.py` writes the models and the results.
 
-use std::path::PathBuf;
-
 use safetensors::SafeTensors;
 use stolon_checkpoint::{LoadOptions, ModelSource, load};
 use stolon_vision::{ImageProcessor, Picture};
@@ -11,9 +9,7 @@ use stolon_vision::{ImageProcessor, Picture};
 /// that shrink, and that shrink so much that pixels are averaged first.
 #[test]
 fn pixels_of_moondream_are_those_of_kestrel() {
-    let root = env!("CARGO_MANIFEST_DIR");
-    let directory: PathBuf =
-        [root, "../checkpoint/tests/fixtures/images/moondream2"].iter().collect();
+    let directory = stolon_fixtures::path("images/moondream2");
     let bytes = std::fs::read(directory.join("images.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let model = load(&ModelSource::Directory(directory), &LoadOptions::default()).unwrap();
@@ -47,9 +43,7 @@ fn pixels_of_moondream_are_those_of_kestrel() {
 /// pictures that keep about their size, wide and narrow ones, and ones that shrink and grow.
 #[test]
 fn pixels_of_qwen3_vl_are_those_of_transformers() {
-    let root = env!("CARGO_MANIFEST_DIR");
-    let directory: PathBuf =
-        [root, "../checkpoint/tests/fixtures/images/qwen3_vl"].iter().collect();
+    let directory = stolon_fixtures::path("images/qwen3_vl");
     let bytes = std::fs::read(directory.join("images.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let model = load(&ModelSource::Directory(directory), &LoadOptions::default()).unwrap();
@@ -85,9 +79,7 @@ fn pixels_of_qwen3_vl_are_those_of_transformers() {
 #[test]
 fn processors_are_configured_as_in_transformers() {
     for name in ["smolvlm", "gemma3"] {
-        let root = env!("CARGO_MANIFEST_DIR");
-        let directory: PathBuf =
-            [root, "../checkpoint/tests/fixtures/images", name].iter().collect();
+        let directory = stolon_fixtures::path("images").join(name);
         let bytes = std::fs::read(directory.join("images.safetensors")).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let picture = file.tensor("picture").unwrap();

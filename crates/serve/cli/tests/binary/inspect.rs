@@ -82,8 +82,8 @@ fn memory_depends_on_the_settings() {
     let [weights, kv] = memory(&["--kv-dtype", "f32"]);
     assert_eq!(memory(&["--kv-dtype", "bf16"]), [weights, kv / 2]);
     assert!(memory(&["--weights", "q8_0"])[0] < weights);
-    let fixture =
-        concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/checkpoint/tests/fixtures/gpt_oss");
+    let fixture = stolon_fixtures::path("gpt_oss");
+    let fixture = fixture.to_str().expect("UTF-8");
     let windows = |place: &str| {
         let output = succeed(&["model", "inspect", fixture, "--json", "--window-kv", place]);
         let json: Value = serde_json::from_str(&output).expect("JSON");

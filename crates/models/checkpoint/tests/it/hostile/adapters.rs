@@ -23,9 +23,8 @@ const QUERY: &str = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.wei
 /// A loader of adapters for the fixture `name`, perhaps with the order of heads of GGUF files, and
 /// a valid adapter.
 fn subject(name: &str) -> (Arc<dyn AdapterLoader>, AdapterWriter) {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let (name, is_gguf) = name.strip_suffix(" in GGUF").map_or((name, false), |name| (name, true));
-    let source = ModelSource::Directory(fixtures.join(name));
+    let source = ModelSource::Directory(stolon_fixtures::path(name));
     let mut model = load(&source, &LoadOptions::default()).unwrap();
     for mixer in model.config.layers.iter_mut().flat_map(|layer| &mut layer.mixers) {
         if let (MixerConfig::DeltaNet(delta_net), true) = (mixer, is_gguf) {

@@ -38,7 +38,7 @@ pub(crate) fn damage(bytes: &mut Vec<u8>, header: usize, random: &mut SmallRng) 
 fn damaged_files_do_no_harm() {
     let mut random = SmallRng::seed_from_u64(0x5704);
     let dir = tempfile::tempdir().unwrap();
-    let fixture = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama3");
+    let fixture = stolon_fixtures::path("llama3");
     let read = |name: &str| std::fs::read(fixture.join(name)).unwrap();
     let (config, weights) = (read("config.json"), read("model.safetensors"));
     let gguf = small().bytes();

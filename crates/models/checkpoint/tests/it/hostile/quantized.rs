@@ -1,7 +1,6 @@
 //! Crafted checkpoints in quantised formats. They are made from the fixtures of the parity tests.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::{Value, json};
@@ -21,8 +20,7 @@ struct Checkpoint {
 
 impl Checkpoint {
     fn of(format: &str) -> Self {
-        let parts = [env!("CARGO_MANIFEST_DIR"), "tests", "fixtures", "quantized", format];
-        let directory: PathBuf = parts.iter().collect();
+        let directory = stolon_fixtures::path("quantized").join(format);
         let config = std::fs::read(directory.join("config.json")).unwrap();
         let file = std::fs::read(directory.join("model.safetensors")).unwrap();
         let file = SafeTensors::deserialize(&file).unwrap();
