@@ -78,10 +78,9 @@ impl DoctorArgs {
         let fits = machine.free_memory.is_none_or(|free| free > 2 * BUFFER_BYTES);
         let read_rate =
             (!self.quick && fits).then(|| machine.read_rate(BUFFER_BYTES as usize, PASSES));
-        let models = HubOptions::from_env().ok().map(|options| options.cache).and_then(|folder| {
-            let existing = folder.ancestors().find(|folder| folder.exists())?;
-            Some((folder.clone(), free_space(existing)?))
-        });
+        let folder = HubOptions::from_env().cache;
+        let existing = folder.ancestors().find(|folder| folder.exists());
+        let models = existing.and_then(free_space).map(|free| (folder.clone(), free));
         let found = Findings {
             machine,
             processor: processor(),
