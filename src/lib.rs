@@ -243,13 +243,14 @@ pub use stolon_backend::{
     Backend, LogitsProcessor, Pooling, RegionBins, RegionLogits, RegionToken, SamplingError,
     SamplingParams, SharedProcessor, TokenLogprob,
 };
-#[cfg(feature = "hub")]
-pub use stolon_checkpoint::DownloadProgress;
 pub use stolon_checkpoint::inspect;
+#[cfg(feature = "hub")]
+pub use stolon_checkpoint::{DownloadProgress, HubOptions};
 pub use stolon_checkpoint::{
     EmbeddingConfig, EmbeddingSizes, KernelError, KvBudget, KvStoreError, KvType, ModelError,
     ModelSource, WeightType, WindowKv,
 };
+pub use stolon_cpu::Machine;
 #[cfg(feature = "candle")]
 pub use stolon_cuda::DeviceChoice;
 pub use stolon_kvcache::{

@@ -8,6 +8,7 @@
 mod backend;
 mod decoder;
 mod kv_store;
+mod machine;
 mod memory;
 mod state_store;
 mod vision;
@@ -15,3 +16,4 @@ mod workers;
 
 pub use backend::{CpuBackend, CpuOptions};
 pub use decoder::{Stage, StageTimes};
+pub use machine::Machine;

@@ -27,6 +27,9 @@ use crate::{image_file, terminal, text_file};
 /// Arguments of `stolon chat`.
 #[derive(Debug, Args)]
 pub struct ChatArgs {
+    /// The model, as with --model
+    #[arg(value_name = "MODEL")]
+    model_argument: Option<String>,
     /// System prompt: instructions that precede the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,

@@ -13,6 +13,7 @@ use crate::cache::CacheArgs;
 use crate::chat::ChatArgs;
 #[cfg(feature = "demo-model")]
 use crate::demo::DemoArgs;
+use crate::doctor::DoctorArgs;
 use crate::generate::GenerateArgs;
 use crate::inspect::ModelCommand;
 use crate::launch::LaunchArgs;
@@ -21,6 +22,17 @@ use crate::serve::ServeArgs;
 use crate::verify::VerifyArgs;
 #[cfg(feature = "candle")]
 use stolon_gpu_check::GpuCheckArgs;
+
+/// What the command prints without arguments.
+pub const FIRST_STEPS: &str = "\
+Stolon runs language models on this computer, and computes what prompts have in common once.
+
+  stolon demo                     see the prefix cache at work; needs no network
+  stolon doctor                   which models can this machine run?
+  stolon run Qwen/Qwen3-0.6B      download a model and chat with it here
+  stolon serve Qwen/Qwen3-0.6B    serve it to programs, agents and browsers on this machine
+  stolon help                     all commands
+";
 
 /// An LLM inference engine with a shared prefix cache
 ///
@@ -58,6 +70,7 @@ enum Command {
     /// Generate text from one or several prompts
     Generate(GenerateArgs),
     /// Chat with a model in the terminal
+    #[command(visible_alias = "run")]
     Chat(ChatArgs),
     /// Serve a model over HTTP with an OpenAI-compatible API
     Serve(ServeArgs),
@@ -70,6 +83,12 @@ enum Command {
     /// Arguments of the agent come after two dashes:
     /// stolon launch claude --model Qwen/Qwen3-8B -- -p "Read notes.txt"
     Launch(LaunchArgs),
+    /// Say what this machine offers and which models it can run
+    ///
+    /// Prints the processor's instruction sets, the number of threads, the free memory within the
+    /// limits of the process, and the rate at which memory is read, which bounds the speed of one
+    /// answer; and for well-known models the memory that they need.
+    Doctor(DoctorArgs),
     /// Look at a model without loading it
     #[command(subcommand)]
     Model(ModelCommand),
@@ -192,6 +211,7 @@ impl Cli {
             Command::Serve(args) => args.run().await,
             Command::Bench(command) => command.run().await,
             Command::Launch(args) => return args.run().await,
+            Command::Doctor(args) => args.run(),
             Command::Model(command) => return command.run(),
             #[cfg(feature = "candle")]
             Command::GpuCheck(args) => return args.run(|line| crate::terminal::line(line)).await,

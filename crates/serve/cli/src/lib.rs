@@ -13,6 +13,7 @@ pub mod cli;
 pub mod config;
 #[cfg(feature = "demo-model")]
 pub mod demo;
+pub mod doctor;
 mod download;
 pub mod generate;
 mod image_file;

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::io::Write;
 use std::process::ExitCode;
 
 /// mimalloc returns the memory of large requests to the operating system. glibc's allocator keeps
@@ -14,6 +15,11 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const WRONG_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
+    if std::env::args_os().len() < 2 {
+        // If standard output is closed, there is nobody to read it.
+        let _ = std::io::stdout().write_all(stolon_cli::cli::FIRST_STEPS.as_bytes());
+        return ExitCode::SUCCESS;
+    }
     let cli = match stolon_cli::config::parse(&std::env::args_os().collect::<Vec<_>>()) {
         Ok(cli) => cli,
         Err(error) => match error.downcast::<clap::Error>() {
@@ -80,7 +86,6 @@ fn survive_size_limit() {
 }
 
 fn report(error: &anyhow::Error) {
-    use std::io::Write;
     // If standard error is closed as well, the message cannot be shown anywhere.
     let _ = writeln!(std::io::stderr(), "error: {}", stolon_cli::cli::one_line(error));
 }

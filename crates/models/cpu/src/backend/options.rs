@@ -129,7 +129,7 @@ impl CpuOptions {
         bound.flatten().unwrap_or_else(|| Workers::new(count))
     }
 
-    pub(super) fn path(&self) -> Result<Path, ModelError> {
+    pub(crate) fn path(&self) -> Result<Path, ModelError> {
         self.path.map_or_else(Path::detect, Ok).map_err(|source| ModelError::InvalidOption {
             name: "CPU path".to_owned(),
             expected: "an instruction set that this machine supports".to_owned(),

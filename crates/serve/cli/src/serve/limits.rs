@@ -61,8 +61,7 @@ impl LimitArgs {
     pub(super) fn of_connections(&self) -> ConnectionLimits {
         // Each connection needs a file descriptor. Without a free one, the listener cannot accept
         // any.
-        let files = rlimit::Resource::NOFILE.get_soft().unwrap_or(u64::MAX);
-        let possible = files.saturating_sub(RESERVED_DESCRIPTORS).max(1);
+        let possible = open_files().saturating_sub(RESERVED_DESCRIPTORS).max(1);
         let count = self.max_connections.unwrap_or(MAX_CONNECTIONS as u64).min(possible);
         ConnectionLimits {
             count: usize::try_from(count).unwrap_or(MAX_CONNECTIONS),
@@ -70,4 +69,16 @@ impl LimitArgs {
             write_timeout: Duration::from_secs(self.write_timeout),
         }
     }
+}
+
+/// Maximum number of file descriptors of the process.
+#[cfg(unix)]
+fn open_files() -> u64 {
+    rlimit::Resource::NOFILE.get_soft().unwrap_or(u64::MAX)
+}
+
+/// Sockets are not among the files that Windows limits.
+#[cfg(not(unix))]
+fn open_files() -> u64 {
+    u64::MAX
 }

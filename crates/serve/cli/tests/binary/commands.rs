@@ -371,6 +371,33 @@ async fn the_cache_of_a_running_server_is_administered() {
     assert!(unreachable.contains("stolon serve"), "{unreachable}");
 }
 
+/// Goal: without arguments the command says what to do first, and everything that it names exists.
+#[test]
+fn the_first_steps_are_commands() {
+    let steps = succeed(&[]);
+    let named = steps.lines().filter_map(|line| line.strip_prefix("  stolon "));
+    let named: Vec<&str> = named.filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(named, ["demo", "doctor", "run", "serve", "help"]);
+    for command in named {
+        assert!(succeed(&[command, "--help"]).contains("Usage"), "{command}");
+    }
+    let message = fail(&["run", "random:enormous"]);
+    assert!(message.contains("enormous") && message.contains("tiny"), "{message}");
+}
+
+/// Goal: the machine is described in words and as JSON, and models are listed with the memory that
+/// they need.
+#[test]
+fn the_doctor_describes_the_machine() {
+    let found = &json_lines(&succeed(&["doctor", "--quick", "--json"]))[0];
+    assert!(found["threads"].as_u64().is_some_and(|count| count > 0), "{found}");
+    let supported = found["supported"].as_array().expect("a list");
+    assert!(supported.contains(&found["kernels"]), "{found}");
+    assert_eq!(found["read_rate"], Value::Null);
+    let words = succeed(&["doctor", "--quick"]);
+    assert!(words.contains("kernels") && words.contains("Llama 3.1 8B"), "{words}");
+}
+
 /// Goal: completions and manual pages know every command, and flags are found under vLLM's names.
 #[test]
 fn completions_manual_pages_and_aliases_exist() {
