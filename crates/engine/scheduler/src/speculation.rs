@@ -6,9 +6,9 @@
 //! have chosen (`verify.rs`), so a proposal changes no bit of an answer. It only costs time if it
 //! is wrong.
 //!
-//! 1. [`Drafts`] belongs to a sequence. It asks every source for a draft in each step, and compares
-//!    the drafts with the tokens that were sampled, whether or not they were proposed. So the share
-//!    of right guesses of a source is known at no cost.
+//! 1. [`Drafts`] belongs to a sequence. While proposals may pay, it asks every source for a draft in
+//!    each step, and compares the drafts with the tokens that were sampled, whether or not they were
+//!    proposed. So the share of right guesses of a source is known at no cost.
 //! 2. [`StepTimes`] learns how long a step takes and by how much a proposed token makes it longer,
 //!    for the present number of sequences.
 //! 3. Both together say how many tokens to propose: as long as the time that the next one saves, if
@@ -81,8 +81,8 @@ pub struct DraftContext<'a> {
 
 /// Guesses the next tokens of one sequence.
 ///
-/// It is asked before each step that could propose tokens of its sequence, between two steps, so it
-/// must take microseconds: work that is proportional to a whole prompt has to be spread over several
+/// It is asked before each step that could propose tokens of its sequence. Several tokens may have
+/// followed since the last time. It is asked between two steps, so it must take microseconds: work that is proportional to a whole prompt has to be spread over several
 /// calls. Its memory must be bounded. Heads of a model and draft models, whose work is a part of the
 /// step before, only hand over here what that step has returned.
 pub trait DraftSource: Send + fmt::Debug {
@@ -163,13 +163,18 @@ impl Drafts {
         limit: usize,
         worth: Option<Worth>,
     ) -> Vec<u32> {
+        if limit == 0 || worth.is_some_and(|worth| !worth.may_pay()) {
+            // Not even a search is worth its time.
+            self.0.iter_mut().for_each(|tracked| tracked.draft.clear());
+            return Vec::new();
+        }
         let mut best: (f64, &[u32]) = (0.0, &[]);
         for Tracked { source, draft, acceptance } in &mut self.0 {
-            *draft = source.draft(context, limit.max(1));
-            draft.truncate(limit.max(1));
+            *draft = source.draft(context, limit);
+            draft.truncate(limit);
             let (count, saved) = match worth {
-                Some(worth) => worth.best_len(acceptance.rate(), draft.len().min(limit)),
-                None => (draft.len().min(limit), 1.0),
+                Some(worth) => worth.best_len(acceptance.rate(), draft.len()),
+                None => (draft.len(), 1.0),
             };
             if count > 0 && saved > best.0 {
                 best = (saved, &draft[..count]);

@@ -25,7 +25,8 @@ impl Speculating {
     /// Learns from the step that ends now how long steps take. Steps with prompts say nothing about
     /// others.
     pub(super) fn note(&mut self, step: &Step, now: Instant) {
-        if self.is_on() && step.slices.iter().all(|slice| slice.count == 1) {
+        let is_decode = step.slices.iter().all(|slice| slice.count == 1);
+        if self.is_on() && is_decode && !step.slices.is_empty() {
             let proposed = step.slices.iter().map(|slice| slice.proposed).sum();
             let time = now.saturating_duration_since(step.began);
             self.times.note(step.slices.len(), proposed, time);
@@ -52,9 +53,7 @@ impl Speculating {
         let (worth, room) = match config.speculation.adaptive {
             false => (None, usize::MAX),
             true => {
-                // Without the durations, drafts are only compared with the tokens that follow.
-                let nothing = Worth { saved: 0.0, cost: 1.0 };
-                let worth = self.times.worth(slices.len()).unwrap_or(nothing);
+                let Some(worth) = self.times.worth(slices.len()) else { return proposals };
                 let target = config.step_time_target.filter(|_| !several_tenants);
                 let room = self.times.room(slices.len(), target);
                 (Some(worth), if is_alone { usize::MAX } else { room })
@@ -107,7 +106,7 @@ impl Speculating {
         worth: Option<Worth>,
         tree: &TreeReader,
     ) -> Vec<u32> {
-        let Some(sampler) = sequence.sampler.as_deref().filter(|_| sequence.generated() > 0) else {
+        let Some(sampler) = sequence.sampler.as_deref().filter(|_| limit > 0) else {
             return Vec::new();
         };
         let speculation = &self.context.config.speculation;

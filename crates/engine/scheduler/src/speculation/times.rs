@@ -53,6 +53,11 @@ pub(crate) struct Worth {
 }
 
 impl Worth {
+    /// Whether a token that is certainly right saves time.
+    pub(crate) fn may_pay(self) -> bool {
+        self.saved > self.cost
+    }
+
     /// How many of `available` tokens to propose if each is right with the probability `rate` after
     /// all before it were right, and the time in seconds that is expected to be saved.
     pub(crate) fn best_len(self, rate: f64, available: usize) -> (usize, f64) {
