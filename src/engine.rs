@@ -243,7 +243,9 @@ impl Engine {
                 options.sampling.processor = Some(processor);
             }
             if let Some(text) = request.prediction.filter(|text| !text.is_empty()) {
-                let text = text[..text.floor_char_boundary(PREDICTION_BYTES)].to_owned();
+                let most = text.len().min(PREDICTION_BYTES);
+                let end = (0..=most).rfind(|&end| text.is_char_boundary(end)).unwrap_or(0);
+                let text = text[..end].to_owned();
                 let client = options.tenant.clone();
                 let expected = self.inner.prompts.encode(text, false, client).await?;
                 options.prediction = expected.into();

@@ -260,8 +260,8 @@ pub use stolon_kvcache::{
 pub use stolon_scheduler::{
     AdmissionPolicy, AuditReport, CacheStats, DraftContext, DraftSource, DraftSources, EngineError,
     EngineHealth, EngineHistograms, EngineStats, Event, Finish, FinishReason, HistogramData,
-    LengthBound, Pinned, Quota, SessionError, SessionId, SessionInfo, Speculation, Timings, TokenEvent,
-    UnknownPolicy, Usage,
+    LengthBound, Pinned, Quota, SessionError, SessionId, SessionInfo, Speculation, Timings,
+    TokenEvent, UnknownPolicy, Usage,
 };
 pub use stolon_text::{
     Answer, AnswerFormat, AnswerParser, AnswerPart, ReasoningFormat, StopStrings, ToolCall,

@@ -14,9 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures::future::join_all;
-use stolon::{
-    Engine, LogitsProcessor, Request, SamplingError, SamplingParams, Speculation,
-};
+use stolon::{Engine, LogitsProcessor, Request, SamplingError, SamplingParams, Speculation};
 use tokio::runtime::Runtime;
 
 /// Number of turns of each engine.
@@ -25,8 +23,12 @@ const ROUNDS: usize = 5;
 /// Length of an answer in tokens.
 const ANSWER_LEN: usize = 192;
 
-/// Prose: the parts of a page of the book.
-const PROSE: &str = include_str!("../../docs/src/design/prefix-tree.md");
+/// Prose: pages of the book.
+const PROSE: [&str; 3] = [
+    include_str!("../../docs/src/design/recurrent-layers.md"),
+    include_str!("../../docs/src/design/tiers.md"),
+    include_str!("../../docs/src/design/images.md"),
+];
 
 /// A file that is edited.
 const FILE: &str = include_str!("../../crates/engine/scheduler/src/step_cost.rs");
@@ -75,22 +77,30 @@ fn words(text: &str, vocab_size: usize) -> Vec<u32> {
 /// The kinds of work. `number` makes those of several sequences different.
 fn tasks(number: usize, vocab_size: usize) -> [(&'static str, Task); 4] {
     let words = |text: &str| words(text, vocab_size);
-    let (file, prose) = (words(FILE), words(PROSE));
+    let (file, prose) = (words(FILE), words(&PROSE.concat()));
     let file = &file[40 * number..40 * number + 500];
     // Every 30th token is changed.
     let mut edited = file[..ANSWER_LEN + 4].to_vec();
     edited.iter_mut().step_by(30).for_each(|token| *token = (*token + 7) % vocab_size as u32);
     let record = |n: usize| {
-        format!("{{\"id\": {n}, \"name\": \"item{}\", \"price\": {}, \"tags\": [\"a{}\"]}},\n", n * 7, n * 13, n % 5)
+        format!(
+            "{{\"id\": {n}, \"name\": \"item{}\", \"price\": {}, \"tags\": [\"a{}\"]}},\n",
+            n * 7,
+            n * 13,
+            n % 5
+        )
     };
     let json = |from: usize| words(&(from..from + 20).map(record).collect::<String>());
     let task = |prompt: Vec<u32>, answer: Vec<u32>| Task { prompt, answer: answer.into() };
     let own = [number as u32; 8];
-    let prose_at = 60 * number % 900;
+    let prose_at = 1400 + 60 * number;
     [
         ("edit of a file", task([&own, file].concat(), edited)),
         ("list as JSON", task([&own[..], &json(1)[..60]].concat(), json(50 + number))),
-        ("second attempt", task([&own[..], &prose[..300]].concat(), prose[700 + number..].to_vec())),
+        (
+            "second attempt",
+            task([&own[..], &prose[..300]].concat(), prose[700 + number..].to_vec()),
+        ),
         ("prose", task([&own[..], &prose[1000..1300]].concat(), prose[prose_at..].to_vec())),
     ]
 }
@@ -129,14 +139,15 @@ fn main() {
         let engine = start(Speculation::default()).await.expect("an engine");
         let vocab_size = plain.model_info().vocab_size;
         println!("{model}: tokens a second, median of {ROUNDS} (lowest, highest)");
-        println!("| work | sequences | plain | proposed | times | accepted |\n|---|---|---|---|---|---|");
+        println!(
+            "| work | sequences | plain | proposed | times | accepted |\n|---|---|---|---|---|---|"
+        );
         for sequences in [1, 4, 16] {
             for kind in 0..4 {
-                let of_all: Vec<_> = (0..sequences).map(|number| tasks(number, vocab_size)).collect();
-                let (name, _) = of_all[0][kind];
-                let of_kind = |tasks: [(&str, Task); 4]| tasks.into_iter().nth(kind);
-                let tasks: Vec<Task> =
-                    of_all.into_iter().filter_map(of_kind).map(|(_, task)| task).collect();
+                let of_kind = |number| tasks(number, vocab_size).into_iter().nth(kind);
+                let of_all: Vec<_> = (0..sequences).filter_map(of_kind).collect();
+                let name = of_all[0].0;
+                let tasks: Vec<Task> = of_all.into_iter().map(|(_, task)| task).collect();
                 let mut rates = [Vec::new(), Vec::new()];
                 let before = engine.stats();
                 for round in 0..=ROUNDS {

@@ -87,9 +87,10 @@ impl std::fmt::Debug for Guesser {
 impl DraftSource for Guesser {
     fn draft(&mut self, context: &DraftContext<'_>, limit: usize) -> Vec<u32> {
         let (prompt, answer) = context.tokens.split_at(context.prompt_len);
-        let seed = context.tokens.iter().fold(7_usize, |seed, &token| {
-            seed.wrapping_mul(31).wrapping_add(token as usize)
-        });
+        let seed = context
+            .tokens
+            .iter()
+            .fold(7_usize, |seed, &token| seed.wrapping_mul(31).wrapping_add(token as usize));
         if self.guess == Guess::Garbage {
             return (0..limit).map(|n| ((seed >> 3) + 11 * n) as u32 % 96).collect();
         }
@@ -206,7 +207,9 @@ async fn questions(model: &str) -> Vec<Question> {
 async fn ask(engine: &Engine, request: Request, choices: usize) -> Vec<Completion> {
     let streams = match engine.generate_choices(request, choices).await {
         Ok(streams) => streams,
-        Err(Error::Engine(EngineError::Session(SessionError::Unknown { .. }))) => return Vec::new(),
+        Err(Error::Engine(EngineError::Session(SessionError::Unknown { .. }))) => {
+            return Vec::new();
+        }
         Err(other) => panic!("{other}"),
     };
     let answers = streams.into_iter().map(|stream| stream.collect_text());

@@ -230,7 +230,8 @@ fn sample_slice(
             let Verified { sampled, failure, not_ready } = tried.verify(&mut sampler, false);
             (result.sampled, result.failure) = (sampled, failure);
             if let Some(next) = not_ready {
-                let (logits, proposals) = (rows[next * width..].to_vec(), proposals[next..].to_vec());
+                let (logits, proposals) =
+                    (rows[next * width..].to_vec(), proposals[next..].to_vec());
                 result.late = Some(LateRow { sampler, logits, width, proposals });
                 return result;
             }

@@ -151,7 +151,8 @@ impl Drafts {
             Some(DraftSources(make)) => make(),
             None => sources::all(),
         };
-        let tracked = |source| Tracked { source, draft: Vec::new(), acceptance: Acceptance::UNKNOWN };
+        let tracked =
+            |source| Tracked { source, draft: Vec::new(), acceptance: Acceptance::UNKNOWN };
         Drafts(sources.into_iter().map(tracked).collect())
     }
 
@@ -260,10 +261,11 @@ mod tests {
     /// together.
     #[test]
     fn late_tokens_are_compared_with_the_rest_of_the_draft() {
-        let fixed = || -> Vec<Box<dyn DraftSource>> { vec![Box::new(Fixed(&[])) ] };
+        let fixed = || -> Vec<Box<dyn DraftSource>> { vec![Box::new(Fixed(&[]))] };
         let sources = Some(DraftSources::new(fixed));
         let learned = |parts: &[&[u32]]| {
-            let mut drafts = Drafts::new(&Speculation { sources: sources.clone(), ..Speculation::default() });
+            let mut drafts =
+                Drafts::new(&Speculation { sources: sources.clone(), ..Speculation::default() });
             drafts.0[0].draft = vec![1, 2, 3, 4];
             parts.iter().for_each(|part| drafts.learn(part));
             drafts.0[0].acceptance.rate()

@@ -77,7 +77,8 @@ fn namespaces_and_images_are_kept_apart() {
 fn what_is_found_was_inserted() {
     let mut state: u64 = 3;
     let mut below = |limit: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize % limit
     };
     let (mut writer, reader) = prefix_tree(4).expect("a block size");

@@ -66,7 +66,8 @@ impl Copying {
     /// Moves on by the tokens that the sequence has got since the last call.
     fn follow(&mut self, text: &[u32], sequence: &[u32]) {
         for token in &sequence[self.seen.min(sequence.len())..] {
-            self.next = self.next.filter(|&next| text.get(next) == Some(token)).map(|next| next + 1);
+            self.next =
+                self.next.filter(|&next| text.get(next) == Some(token)).map(|next| next + 1);
         }
         self.seen = sequence.len();
     }

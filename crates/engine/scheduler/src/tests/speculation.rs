@@ -109,9 +109,11 @@ fn proposals_take_only_what_is_left() {
             assert!(plan.is_none_or(|plan| plan.batch.tokens.len() <= 6));
             if let Some(plan) = plan {
                 let slices = &plan.batch.sequences;
-                let has_prompt = plan.tasks.iter().zip(slices).any(|(task, slice)| {
-                    slice.token_count > 1 + task.proposals.len()
-                });
+                let has_prompt = plan
+                    .tasks
+                    .iter()
+                    .zip(slices)
+                    .any(|(task, slice)| slice.token_count > 1 + task.proposals.len());
                 let has_proposals = plan.tasks.iter().any(|task| !task.proposals.is_empty());
                 assert!(!has_prompt || !has_proposals, "a prompt waits for proposals");
             }

@@ -25,7 +25,7 @@ const BUDGET: Duration = Duration::from_secs(10);
 
 /// Processor time for looking ahead that a request may take. What is found saves time, but no answer
 /// depends on it.
-const AHEAD_BUDGET: Duration = Duration::from_millis(500);
+const AHEAD_BUDGET: Duration = Duration::from_secs(1);
 
 /// Number of allowed tokens up to which text may be forced.
 const FORCED_ALLOWED: usize = 32;
@@ -244,9 +244,9 @@ impl Job {
         &self.spent.client
     }
 
-    /// Processor time that was spent on the request so far.
+    /// Processor time that was spent on the masks of the request so far.
     pub(super) fn spent(&self) -> Duration {
-        self.spent.get() + self.spent.ahead()
+        self.spent.get()
     }
 
     /// Computes the mask. Once the request's budget is used up, the mask is an error. Then looks
@@ -482,9 +482,10 @@ mod tests {
         let after = tokens("{\"");
         state.mask(&after).expect("a mask");
         wait_for(|| !state.forced(&after).is_empty());
-        assert!(state.forced(&after).starts_with(&tokens("name\":")), "{:?}", state.forced(&after));
+        // Space may come before the colon.
+        assert_eq!(state.forced(&after), tokens("name\""));
         // It is known as the answer goes on, without a further mask.
-        assert!(state.forced(&tokens("{\"na")).starts_with(&tokens("me\":")));
+        assert_eq!(state.forced(&tokens("{\"na")), tokens("me\""));
         assert!(state.forced(&tokens("{\"nb")).is_empty());
     }
 }

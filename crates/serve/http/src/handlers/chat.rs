@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use stolon::{ChatMessage, MessageContent};
 
 use crate::api::chat::{
-    ChatRequest, Content, MAX_PARTS, Message, Prediction, RequestToolCall, Role, Tool as RequestTool,
+    ChatRequest, Content, MAX_PARTS, Message, Prediction, RequestToolCall, Role,
+    Tool as RequestTool,
 };
 use crate::api::neutral::Scope;
 use crate::handlers::context::Incoming;
