@@ -118,7 +118,7 @@ impl LogitsProcessor for Odd {
     }
 
     fn is_ready(&self, output: &[u32]) -> bool {
-        output.len() % 2 == 0
+        output.len().is_multiple_of(2)
     }
 }
 

@@ -116,7 +116,9 @@ mod tests {
                 if random.random() {
                     let wrong = random.random_range(0..proposals.len() + 1);
                     proposals.truncate(wrong + 1);
-                    proposals.get_mut(wrong).map(|token| *token = (*token + 1) % VOCAB as u32);
+                    if let Some(token) = proposals.get_mut(wrong) {
+                        *token = (*token + 1) % VOCAB as u32;
+                    }
                 }
                 let mut logits = Vec::new();
                 let mut path = tokens[..done].to_vec();

@@ -446,7 +446,9 @@ mod tests {
             let state = compiled.state();
             for at in (1..9).step_by(2) {
                 let mut proposals = answer[at..at + 6].to_vec();
-                proposals.get_mut(wrong).map(|token| *token = u32::from(b'!'));
+                if let Some(token) = proposals.get_mut(wrong) {
+                    *token = u32::from(b'!');
+                }
                 state.mask(&answer[..at]).expect("a mask");
                 // A job may be running, which forgets what is wanted if it is just ending.
                 wait_for(|| {
