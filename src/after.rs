@@ -44,6 +44,16 @@ impl<R: TokenRule> LogitsProcessor for After<R> {
         self.inner.as_ref().is_none_or(|inner| inner.is_ready(output))
     }
 
+    fn forced(&self, output: &[u32]) -> Vec<u32> {
+        self.inner.as_ref().map_or_else(Vec::new, |inner| inner.forced(output))
+    }
+
+    fn prepare_ahead(&self, output: &[u32], proposals: &[u32]) {
+        if let Some(inner) = &self.inner {
+            inner.prepare_ahead(output, proposals);
+        }
+    }
+
     fn for_sequence(&self) -> Option<SharedProcessor> {
         let inner = self.inner.as_ref()?.for_sequence()?;
         Some(SharedProcessor::new(After { inner: Some(inner), rule: self.rule.clone() }))

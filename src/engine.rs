@@ -37,6 +37,9 @@ mod stop;
 pub use cache::Cache;
 pub use sessions::{SessionOptions, Sessions};
 
+/// Maximum size in bytes of the part of an expected answer that is used.
+const PREDICTION_BYTES: usize = 128 << 10;
+
 /// A running engine. Clones share it. It stops when the last clone and the last stream are dropped.
 ///
 /// An engine runs on the tokio runtime on which it was built, which must outlive it, and on threads
@@ -243,6 +246,14 @@ impl Engine {
                 let prompts = &self.inner.prompts;
                 let processor = prompts.grammar_processor(grammar, &ends, inner, client).await?;
                 options.sampling.processor = Some(processor);
+            }
+            if let Some(text) = request.prediction.filter(|text| !text.is_empty()) {
+                let most = text.len().min(PREDICTION_BYTES);
+                let end = (0..=most).rfind(|&end| text.is_char_boundary(end)).unwrap_or(0);
+                let text = text[..end].to_owned();
+                let client = options.tenant.clone();
+                let expected = self.inner.prompts.encode(text, false, client).await?;
+                options.prediction = expected.into();
             }
             let tokens = Arc::new(prompt.tokens);
             if let Some(suppressed) = &self.inner.sampling.suppressed {

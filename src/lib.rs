@@ -259,9 +259,10 @@ pub use stolon_kvcache::{
     PositionRun, PrefixMatch, TokenSpan, TreeDump, UnknownEvictionPolicy,
 };
 pub use stolon_scheduler::{
-    AdmissionPolicy, AuditReport, CacheStats, EngineError, EngineHealth, EngineHistograms,
-    EngineStats, Event, Finish, FinishReason, HistogramData, LengthBound, Pinned, Quota,
-    SessionError, SessionId, SessionInfo, Timings, TokenEvent, UnknownPolicy, Usage,
+    AdmissionPolicy, AuditReport, CacheStats, DraftContext, DraftSource, DraftSources, EngineError,
+    EngineHealth, EngineHistograms, EngineStats, Event, Finish, FinishReason, HistogramData,
+    LengthBound, Pinned, Quota, SessionError, SessionId, SessionInfo, Speculation, Timings,
+    TokenEvent, UnknownPolicy, Usage,
 };
 pub use stolon_text::{
     Answer, AnswerFormat, AnswerParser, AnswerPart, ReasoningFormat, StopStrings, ToolCall,

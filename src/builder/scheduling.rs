@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use stolon_scheduler::AdmissionPolicy;
+use stolon_scheduler::{AdmissionPolicy, Speculation};
 
 use crate::EngineBuilder;
 
@@ -86,6 +86,19 @@ impl EngineBuilder {
     /// arrived. 0 means strictly in order of arrival.
     pub fn max_overtake_tokens(mut self, tokens: usize) -> Self {
         self.config.max_overtake_tokens = tokens;
+        self
+    }
+
+    /// Whether several tokens of an answer may be computed in one step (speculative decoding).
+    /// Default: up to 8 where it saves time.
+    ///
+    /// Tokens are guessed from what the engine knows: what other requests of the same namespace went
+    /// on with, repetitions of the prompt, forced parts of a grammar and
+    /// [`Request::prediction`](crate::Request::prediction). Answers have the same bits with and
+    /// without. Nothing is guessed for models with recurrent layers, with
+    /// [`WindowKv::States`](crate::WindowKv::States) and on GPUs.
+    pub fn speculation(mut self, speculation: Speculation) -> Self {
+        self.config.speculation = speculation;
         self
     }
 

@@ -75,6 +75,17 @@ impl LogitsProcessor for GrammarProcessor {
         }
     }
 
+    fn forced(&self, output: &[u32]) -> Vec<u32> {
+        self.state.forced(output)
+    }
+
+    fn prepare_ahead(&self, output: &[u32], proposals: &[u32]) {
+        if let Some(inner) = &self.inner {
+            inner.prepare_ahead(output, proposals);
+        }
+        self.state.begin_ahead(output, proposals);
+    }
+
     fn is_ready(&self, output: &[u32]) -> bool {
         let inner = self.inner.as_ref().is_none_or(|inner| inner.is_ready(output));
         inner && self.state.is_ready(output)

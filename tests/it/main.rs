@@ -53,6 +53,7 @@ mod prefix_files;
 mod real_models;
 mod sessions;
 mod skills;
+mod speculation;
 mod starting;
 mod states;
 #[cfg(feature = "tiers")]

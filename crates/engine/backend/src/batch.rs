@@ -32,6 +32,11 @@ pub struct BackendSpec {
     /// Whether the backend draws tokens itself ([`LogitRows::Drawn`]). This saves time if rows of
     /// logits must otherwise be copied from a device.
     pub draws: bool,
+    /// Whether slices may have proposed tokens after the last token of their sequence
+    /// (speculative decoding). A later step then begins at the first position that was not accepted
+    /// and writes it again. Requires keys and values that can be overwritten, and rows with the same
+    /// bits however many tokens the slice has. A sequence with a recurrent state cannot go back.
+    pub proposals: bool,
     /// The recurrent state of a sequence; `None` if the backend keeps all that a prefix leaves behind
     /// in its KV blocks, as for a model with attention layers only.
     pub state: Option<StateSpec>,

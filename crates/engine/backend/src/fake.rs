@@ -129,6 +129,7 @@ impl FakeBackend {
                 block_bytes: block_size * SLOT_BYTES,
                 hidden_size: options.hidden_size,
                 draws: options.draws,
+                proposals: options.state.is_none(),
                 state: options.state.map(|(blocks, slots)| StateSpec {
                     bytes: blocks * block_size * SLOT_BYTES,
                     slots,

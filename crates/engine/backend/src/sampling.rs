@@ -405,6 +405,21 @@ impl SamplerState {
             .is_none_or(|processor| processor.is_ready_caught(&self.output))
     }
 
+    /// Tokens that the request's processor knows to follow; empty if it has none.
+    #[must_use]
+    pub fn forced(&self) -> Vec<u32> {
+        let processor = self.params.processor.as_ref();
+        processor.map_or_else(Vec::new, |processor| processor.forced_caught(&self.output))
+    }
+
+    /// Tells the request's processor that the next step samples the token after each of `proposals`,
+    /// too, as far as they are right.
+    pub fn prepare_ahead(&self, proposals: &[u32]) {
+        if let Some(processor) = &self.params.processor {
+            processor.prepare_ahead_caught(&self.output, proposals);
+        }
+    }
+
     /// Whether a processor, bias or penalties may change a logit.
     fn transforms(&self) -> bool {
         let params = &self.params;

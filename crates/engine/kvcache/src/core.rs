@@ -104,6 +104,44 @@ impl Core {
     }
 }
 
+impl Core {
+    /// See [`TreeReader::continuation`](crate::TreeReader::continuation).
+    pub(crate) fn continuation(
+        &self,
+        namespace: &Namespace,
+        positions: &[u32],
+        limit: usize,
+    ) -> Vec<u32> {
+        let _guard = self.epochs.pin();
+        // SAFETY: the guard keeps everything alive that is reachable from now on.
+        let Some(root) = (unsafe { self.root(namespace) }) else { return Vec::new() };
+        let root_hash = namespace.root_hash(self.seed);
+        let mut last = (root, root.edge.block_count());
+        let visit = |node, blocks| last = (node, blocks);
+        // SAFETY: the guard keeps every reachable node alive to the end of this function.
+        let matched = unsafe { root.walk(root_hash, positions, self.block_size, visit) };
+        let (mut node, blocks) = last;
+        let mut begun = &positions[matched..];
+        let mut continuation = Vec::new();
+        if blocks < node.edge.block_count() {
+            let rest = &node.edge.positions()[blocks * self.block_size..];
+            let Some(rest) = rest.strip_prefix(begun) else { return continuation };
+            continuation.extend_from_slice(&rest[..rest.len().min(limit)]);
+            begun = &[];
+        }
+        while continuation.len() < limit {
+            // SAFETY: the guard keeps every reachable node alive to the end of this function.
+            let Some(next) = (unsafe { node.last_used_child(begun) }) else { break };
+            let rest = &next.edge.positions()[begun.len()..];
+            continuation.extend_from_slice(&rest[..rest.len().min(limit - continuation.len())]);
+            (node, begun) = (next, &[]);
+        }
+        let text = continuation.iter().take_while(|&&at| !crate::token_span::is_span(at)).count();
+        continuation.truncate(text);
+        continuation
+    }
+}
+
 impl Drop for Core {
     fn drop(&mut self) {
         for unlinked in std::mem::take(&mut *lock(&self.left_over)) {

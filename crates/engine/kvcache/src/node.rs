@@ -16,7 +16,7 @@ pub(crate) mod table;
 use crate::checkpoint::CheckpointSpan;
 use crate::reclaim::Retired;
 use crate::sync::{AtomicPtr, Ordering, Witness, publish_order};
-use crate::{PrefixMatch, hash};
+use crate::{PrefixMatch, TreeReader, hash};
 use edge::Edge;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -237,6 +237,32 @@ impl Node {
             node = child;
         }
         matched
+    }
+
+    /// The child that begins with `begun`, and if there are several, the one that was used last.
+    /// Looks at a bounded number of children.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Node::child`].
+    pub(crate) unsafe fn last_used_child<'g>(&'g self, begun: &[u32]) -> Option<&'g Node> {
+        let table = ptr::NonNull::new(self.children())?;
+        // SAFETY: loaded from a reachable node, so alive for 'g by this function's contract.
+        let table: &'g ChildTable = unsafe { table.as_ref() };
+        table.witness.look();
+        let mut found: Option<&'g Node> = None;
+        for (_, child) in table.children_in(TreeReader::CONTINUATIONS) {
+            // SAFETY: loaded from a slot of a live table, so alive for 'g as well.
+            let child: &'g Node = unsafe { child.as_ref() };
+            child.witness.look();
+            let is_later = |found: &Node| child.shown.get().2 > found.shown.get().2;
+            let positions = child.edge.positions();
+            let is_text = positions.first().is_some_and(|&at| !crate::token_span::is_span(at));
+            if is_text && positions.starts_with(begun) && found.is_none_or(is_later) {
+                found = Some(child);
+            }
+        }
+        found
     }
 
     /// Calls `visit` with each current child, in no particular order.

@@ -19,6 +19,10 @@ pub struct TreeReader {
 }
 
 impl TreeReader {
+    /// Bound on the number of continuations of a block that [`TreeReader::continuation`] looks at. If
+    /// a block has more, others are not found.
+    pub const CONTINUATIONS: usize = 256;
+
     /// Returns how many of the first `positions` are cached in `namespace`: a multiple of the block
     /// size, from 0 to `positions.len()`. The match does not end inside an atomic token span.
     #[inline]
@@ -42,6 +46,17 @@ impl TreeReader {
         out: &mut Vec<usize>,
     ) {
         self.core.match_lens(namespace, prompts, out);
+    }
+
+    /// The tokens with which what is cached in `namespace` goes on after exactly `positions`, at
+    /// most `limit`: a guess of how another sequence that begins alike goes on. Where several
+    /// continuations are cached, the one that was used last. Empty if there is none. Ends before an
+    /// atomic token span.
+    ///
+    /// Unlike a match, `positions` may end inside of a block. Compares all of them, and at most
+    /// [`TreeReader::CONTINUATIONS`] continuations of a block.
+    pub fn continuation(&self, namespace: &Namespace, positions: &[u32], limit: usize) -> Vec<u32> {
+        self.core.continuation(namespace, positions, limit)
     }
 
     /// Computes the chained hashes of the whole blocks of `positions`: the input of

@@ -243,6 +243,11 @@ pub(crate) fn checkpoint(kv_len: usize) -> Box<[u32]> {
     positions.into()
 }
 
+/// Whether a position is part of a span. Otherwise it is a token id.
+pub(crate) fn is_span(position: u32) -> bool {
+    position & SPAN != 0
+}
+
 /// Whether a position is part of a checkpoint.
 pub(crate) fn is_checkpoint(position: u32) -> bool {
     position | MORE == SPAN | MORE | KIND_CHECKPOINT << VALUE_BITS

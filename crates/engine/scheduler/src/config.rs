@@ -9,6 +9,7 @@ use stolon_kvcache::{EvictionOrder, EvictionPolicy};
 
 use crate::error::EngineError;
 use crate::session::Sessions;
+use crate::speculation::Speculation;
 use crate::transfer::{KvSink, KvSource};
 
 /// Which waiting request is admitted next. Under every policy, requests with a larger priority
@@ -159,6 +160,10 @@ pub struct EngineConfig {
     /// Maximum number of bytes of the pixels of images that waiting requests hold, at least 1. A
     /// request is accepted in any case if none waits.
     pub max_queued_pixel_bytes: usize,
+    /// Whether tokens are proposed to follow the sequences that decode (speculative decoding). The
+    /// backend must take proposals ([`BackendSpec::proposals`](stolon_backend::BackendSpec)); nothing
+    /// is proposed otherwise.
+    pub speculation: Speculation,
     /// Number of unread events after which a request is paused; at least 8.
     pub event_capacity: usize,
     /// Stores KV outside of the pool. It is told of blocks that are added to the prefix tree.
@@ -194,6 +199,7 @@ impl Default for EngineConfig {
             step_timeout: None,
             encoder_cache_bytes: 64 << 20,
             max_queued_pixel_bytes: 1 << 30,
+            speculation: Speculation::default(),
             event_capacity: 256,
             kv_sink: None,
             kv_source: None,
@@ -241,6 +247,10 @@ impl EngineConfig {
             let expected = format!("more than 0 and at most {:?}", Sessions::MAX_TTL);
             let got = format!("{:?}", self.session_ttl);
             return Err(EngineError::invalid("session_ttl", expected, got));
+        }
+        let (got, most) = (self.speculation.max_tokens, Speculation::MAX_TOKENS);
+        if got > most {
+            return Err(EngineError::invalid("speculation", format!("at most {most} tokens"), got));
         }
         for (name, got, least) in at_least {
             if got < least {

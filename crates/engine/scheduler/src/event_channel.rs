@@ -107,6 +107,12 @@ impl EventSender {
         !state.paused
     }
 
+    /// Number of events that fit in addition to those of one more step.
+    pub(crate) fn room(&self) -> usize {
+        let state = lock(&self.state);
+        state.capacity.saturating_sub(state.events.len() + RESERVED_EVENTS)
+    }
+
     /// Whether the reader ended the request because it was complete.
     pub(crate) fn is_complete(&self) -> bool {
         lock(&self.state).complete

@@ -16,6 +16,7 @@ use stolon_backend::{
 use crate::late_sampling::LateRow;
 use crate::step_plan::{EncodeTask, PromptTargets, RowResult, RowTask, StepDone, StepPlan};
 use crate::transfer::save_blocks;
+use crate::verify::{Rows, Verified};
 
 /// Minimum number of logits per sampling thread. Starting a thread takes some 20 microseconds, and
 /// sampling from this many logits some 300.
@@ -200,42 +201,47 @@ fn keep_slices(batch: StepBatch, kept: impl Iterator<Item = bool>) -> StepBatch 
 }
 
 /// Samples from one slice's logits, unless the backend has drawn a token or the logits processor is
-/// not ready, and computes its log-probabilities.
+/// not ready, and computes its log-probabilities. If tokens were proposed, it samples as many as are
+/// the proposed ones, and one more.
 fn sample_slice(
     rows: &mut [f32],
     drawn: Option<Result<u32, SamplingError>>,
     width: usize,
     task: RowTask,
 ) -> RowResult {
-    let RowTask { sampler, return_logits, prompt, pooler, .. } = task;
+    let RowTask { sampler, return_logits, prompt, proposals, pooler, .. } = task;
     let mut result = RowResult { pooler, ..RowResult::default() };
     match prompt.map(|prompt| prompt_rows(rows, width, &prompt)).transpose() {
         Ok(logprobs) => result.prompt = logprobs.unwrap_or_default(),
         Err(error) => result.failure = Some(error),
     }
-    let last = rows.len().checked_sub(width).map(|last| &mut rows[last..]);
+    // The rows of prompt tokens come before the one to sample from.
+    let sampled_rows = width * (1 + proposals.len());
+    let last = rows.len().checked_sub(sampled_rows).map(|first| &mut rows[first..]);
     if result.failure.is_some() {
         return RowResult { sampler, ..result };
     }
     let Some(mut sampler) = sampler else { return result };
-    let sampled = match (last, drawn) {
-        (Some(row), _) => {
+    match (last, drawn) {
+        (Some(rows), _) => {
             // Copied before sampling, which overwrites the row.
-            result.logits = return_logits.then(|| Arc::from(&*row));
-            if !sampler.is_ready() {
-                result.late = Some(LateRow { sampler, logits: row.to_vec() });
+            result.logits = return_logits.then(|| Arc::from(&*rows));
+            let tried = Rows { logits: &mut *rows, width, proposals: &proposals };
+            let Verified { sampled, failure, not_ready } = tried.verify(&mut sampler, false);
+            (result.sampled, result.failure) = (sampled, failure);
+            if let Some(next) = not_ready {
+                let (logits, proposals) =
+                    (rows[next * width..].to_vec(), proposals[next..].to_vec());
+                result.late = Some(LateRow { sampler, logits, width, proposals });
                 return result;
             }
-            Some(sampler.sample(row))
         }
-        (None, drawn) => drawn.map(|drawn| {
-            sampler.observe(drawn.clone()?);
-            Ok(Sampled { token: drawn?, logprob: None })
-        }),
-    };
-    match sampled.transpose() {
-        Ok(sampled) => result.sampled = sampled,
-        Err(error) => result.failure = Some(error),
+        (None, Some(Ok(token))) => {
+            sampler.observe(token);
+            result.sampled.push(Sampled { token, logprob: None });
+        }
+        (None, Some(Err(error))) => result.failure = Some(error),
+        (None, None) => {}
     }
     result.sampler = Some(sampler);
     result

@@ -17,17 +17,23 @@ use std::thread;
 use stolon_backend::{Sampled, SamplerState, SamplingError};
 
 use crate::tenant::TenantId;
+use crate::verify::{Rows, Verified};
 
-/// A row of logits from which a token is still to be sampled.
+/// A row of logits from which a token is still to be sampled, and the rows of the tokens that were
+/// proposed to follow.
 #[derive(Debug)]
 pub struct LateRow {
-    /// Samples from the row.
+    /// Samples from the rows.
     pub(crate) sampler: Box<SamplerState>,
-    /// The row, as the backend returned it.
+    /// `[1 + proposals, width]`: the rows, as the backend returned them.
     pub(crate) logits: Vec<f32>,
+    /// Number of values of a row.
+    pub(crate) width: usize,
+    /// The tokens that were proposed.
+    pub(crate) proposals: Vec<u32>,
 }
 
-/// The token that was sampled from a [`LateRow`].
+/// The tokens that were sampled from a [`LateRow`].
 #[derive(Debug)]
 pub(crate) struct LateToken {
     /// The sequence's id.
@@ -35,7 +41,10 @@ pub(crate) struct LateToken {
     tenant: TenantId,
     /// `None` if sampling panicked.
     pub(crate) sampler: Option<Box<SamplerState>>,
-    pub(crate) sampled: Result<Sampled, SamplingError>,
+    /// The tokens in their order.
+    pub(crate) sampled: Vec<Sampled>,
+    /// Why no further token could be sampled.
+    pub(crate) failure: Option<SamplingError>,
 }
 
 /// The rows that are being sampled, or wait for a thread.
@@ -110,30 +119,35 @@ impl LateSampling {
 
     fn start_thread(&self, id: u64, tenant: TenantId, row: LateRow) {
         let (done, wake) = (Arc::clone(&self.done), Arc::clone(&self.wake));
-        let finish = move |sampler, sampled| {
-            let token = LateToken { id, tenant, sampler, sampled };
+        let finish = move |sampler, Verified { sampled, failure, .. }: Verified| {
+            let token = LateToken { id, tenant, sampler, sampled, failure };
             done.lock().unwrap_or_else(PoisonError::into_inner).push(token);
             wake();
         };
         let finish_here = finish.clone();
         let sample = move || {
-            let LateRow { mut sampler, mut logits } = row;
+            let LateRow { mut sampler, mut logits, width, proposals } = row;
             // After a panic, nothing of the sampler is used.
-            let sampled = catch_unwind(AssertUnwindSafe(|| {
-                let sampled = sampler.sample(&mut logits);
-                (Some(sampler), sampled)
+            let verified = catch_unwind(AssertUnwindSafe(|| {
+                let rows = Rows { logits: &mut logits, width, proposals: &proposals };
+                let verified = rows.verify(&mut sampler, true);
+                (Some(sampler), verified)
             }));
             let reason = "sampling panicked".to_owned();
-            let failed = |_| (None, Err(SamplingError::ProcessorPanicked { reason }));
-            let (sampler, sampled) = sampled.unwrap_or_else(failed);
-            finish(sampler, sampled);
+            let failed = |_| (None, failed(SamplingError::ProcessorPanicked { reason }));
+            let (sampler, verified) = verified.unwrap_or_else(failed);
+            finish(sampler, verified);
         };
         let thread = thread::Builder::new().name("stolon-sampling".to_owned()).spawn(sample);
         if let Err(error) = thread {
             let reason = format!("a thread for the logits processor: {error}");
-            finish_here(None, Err(SamplingError::ProcessorBusy { reason }));
+            finish_here(None, failed(SamplingError::ProcessorBusy { reason }));
         }
     }
+}
+
+fn failed(error: SamplingError) -> Verified {
+    Verified { failure: Some(error), ..Verified::default() }
 }
 
 impl fmt::Debug for LateSampling {

@@ -49,6 +49,7 @@ mod sequence;
 mod session;
 mod sharing;
 mod simulation;
+mod speculation;
 mod states;
 mod stats;
 mod step_cost;
@@ -57,6 +58,7 @@ mod sync;
 mod tenant;
 mod token_set;
 mod transfer;
+mod verify;
 mod wait;
 
 #[cfg(test)]
@@ -93,6 +95,7 @@ pub use session::{
     Sessions, Turn, TurnEnd,
 };
 pub use simulation::{Simulation, SimulationEvent};
+pub use speculation::{DraftContext, DraftSource, DraftSources, Speculation};
 pub use states::CheckpointItem;
 pub use stats::{AuditReport, CacheStats, EngineStats};
 pub use step_plan::{EncodeTask, PromptTargets, RowResult, RowTask, StepDone, StepPlan};

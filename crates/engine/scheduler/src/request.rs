@@ -42,6 +42,10 @@ pub struct RequestOptions {
     /// Add no part of the prompt and the answer to the prefix cache, or to a tier. Tokens that are
     /// cached already are used, and stay cached. Not for the turn of a session.
     pub skip_writing_prefix_cache: bool,
+    /// What the caller expects the answer to be, as token ids, each below the vocabulary size; empty
+    /// for no expectation. Parts of it are proposed where the answer may go on with them, so a right
+    /// expectation makes the answer faster. It never changes the answer.
+    pub prediction: Arc<[u32]>,
     /// Requests with a larger value are admitted earlier, under every admission policy.
     pub priority: i32,
     /// Name of the client that the request is for, if several share an engine. Requests with the

@@ -26,6 +26,7 @@ mod estimates;
 mod growth;
 mod preemption;
 mod room;
+mod speculating;
 mod step;
 mod transfers;
 
@@ -48,6 +49,7 @@ use blocks::Blocks;
 use checkpoints::Checkpoints;
 use encoding::Encoding;
 use estimates::Estimates;
+use speculating::Speculating;
 use transfers::Transfers;
 
 /// Maximum number of rounds of admission in one call of `advance` that yield no step.
@@ -71,6 +73,8 @@ pub struct Scheduler<M> {
     encoding: Encoding,
     /// The speed of steps and the lengths of answers.
     estimates: Estimates,
+    /// The tokens that are proposed to follow sequences.
+    speculating: Speculating,
 }
 
 impl<M: Memory> Scheduler<M> {
@@ -90,6 +94,7 @@ impl<M: Memory> Scheduler<M> {
             checkpoints: Checkpoints::new(&context),
             encoding: Encoding::new(&context),
             estimates: Estimates::new(&context),
+            speculating: Speculating::new(&context),
             context,
         }
     }

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use stolon_backend::{
-    BackendSpec, Draw, LogitRows, Pooler, Pooling, RegionBins, SamplerState, TokenLogprob,
+    BackendSpec, Draw, LogitRows, Pooler, Pooling, RegionBins, SamplerState, SamplingError,
+    TokenLogprob,
 };
 use stolon_kvcache::{BlockLease, Namespace};
 
@@ -28,6 +29,7 @@ use crate::request::{RequestOptions, SequenceRequest};
 use crate::request_counts::RequestRecord;
 use crate::schedule::SequenceView;
 use crate::session::{SessionContent, SessionHold, Turn, TurnEnd};
+use crate::speculation::Drafts;
 use crate::step_plan::{PromptTargets, RowTask};
 use crate::tenant::TenantId;
 use crate::token_set::TokenSet;
@@ -66,6 +68,8 @@ pub struct Sequence {
     pub(crate) prefix_hash: u64,
     /// `None` while the step plan carries it to the executor.
     pub(crate) sampler: Option<Box<SamplerState>>,
+    /// The sources of tokens that are proposed to follow; `None` before the first draft.
+    pub(crate) drafts: Option<Box<Drafts>>,
     /// Maximum number of tokens to generate, limited to what context and pool can hold.
     pub(crate) max_tokens: usize,
     pub(crate) eos_ids: TokenSet,
@@ -116,6 +120,16 @@ pub(crate) enum Ending {
     Cancelled,
     /// It fails with this error.
     Failed(EngineError),
+}
+
+/// The error of a sequence whose logits cannot be sampled from.
+pub(crate) fn unusable_logits(failure: &SamplingError) -> EngineError {
+    let reason = failure.to_string();
+    match failure {
+        SamplingError::ProcessorFailed { .. } => EngineError::LogitsProcessor { reason },
+        SamplingError::ProcessorBusy { .. } => EngineError::ProcessorBusy { reason },
+        _ => EngineError::InvalidLogits { reason },
+    }
 }
 
 /// Submission, deadlines and milestones of a request.
@@ -192,6 +206,7 @@ impl Sequence {
             id,
             prompt_len: tokens.len(),
             sampler: Some(Box::new(sampler)),
+            drafts: None,
             tokens,
             images: SequenceImages::new(images),
             encoding,

@@ -165,7 +165,7 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
                 if task.sampler.is_some() {
                     let number = self.streams.get_mut(&id).map_or(0, Stream::next_number);
                     let token = (hash(id, number) % vocab_size) as u32;
-                    result.sampled = Some(Sampled { token, logprob: None });
+                    result.sampled.push(Sampled { token, logprob: None });
                 }
                 result.logits = task.return_logits.then(|| vec![0.0; vocab_size as usize].into());
                 result.sampler = task.sampler;

@@ -49,6 +49,12 @@ pub struct EngineStats {
     pub completion_tokens: u64,
     /// Computed positions: prompts, generated tokens, and what was recomputed after preemptions.
     pub computed_tokens: u64,
+    /// Times that tokens were proposed to follow a sequence in a step (speculative decoding).
+    pub drafts: u64,
+    /// Tokens that were proposed. Their positions count as computed only if they were accepted.
+    pub drafted_tokens: u64,
+    /// Proposed tokens that were accepted, because they were the tokens of the answer.
+    pub accepted_tokens: u64,
     /// Prompt positions whose KV was loaded from outside of the pool instead of being computed.
     pub loaded_tokens: u64,
     /// Loads that failed. The positions were computed instead.

@@ -45,9 +45,13 @@ pub struct EncodeTask {
 /// What to do with the logit rows and the hidden states of one slice.
 #[derive(Debug, Default)]
 pub struct RowTask {
-    /// Samples from the last row, if a token is to be generated. Returned with the result.
+    /// Samples from the last row, if a token is to be generated, or from the last ones, if tokens
+    /// were proposed. Returned with the result.
     pub sampler: Option<Box<SamplerState>>,
-    /// Return the last row unchanged, to be cached.
+    /// The tokens that were proposed to follow the sequence's last token. They are the last tokens
+    /// of the slice, which then has a row for each of its tokens.
+    pub proposals: Vec<u32>,
+    /// Return the last row unchanged, to be cached. Not with proposals.
     pub return_logits: bool,
     /// Compute prompt log-probabilities. Every token of the slice then has a row of logits.
     pub prompt: Option<PromptTargets>,
@@ -71,9 +75,10 @@ pub struct PromptTargets {
 pub struct RowResult {
     /// The sampler of the task.
     pub sampler: Option<Box<SamplerState>>,
-    /// The next token, if the task had a sampler whose logits processor was ready.
-    pub sampled: Option<Sampled>,
-    /// The row to sample from, with the sampler, if the logits processor was not ready.
+    /// The next tokens, if the task had a sampler: one, after as many as were accepted of the
+    /// proposals. The last one is missing if its row failed or its logits processor was not ready.
+    pub sampled: Vec<Sampled>,
+    /// The rows to sample from next, with the sampler, if the logits processor was not ready.
     pub late: Option<LateRow>,
     /// `[vocab_size]` logits of the last row, if requested.
     pub logits: Option<Arc<[f32]>>,
@@ -81,7 +86,8 @@ pub struct RowResult {
     pub prompt: Vec<TokenLogprob>,
     /// The pooler of the task, with the hidden states of the slice.
     pub pooler: Option<Pooler>,
-    /// The logits are unusable (NaN, for example): this sequence fails.
+    /// The logits are unusable (NaN, for example): this sequence fails after the tokens of
+    /// `sampled`.
     pub failure: Option<SamplingError>,
     /// It was not computed, because its load has failed.
     pub skipped: bool,

@@ -33,6 +33,7 @@ mod lookups;
 mod priorities;
 mod processors;
 mod quota;
+mod speculation;
 mod states;
 mod transfers;
 mod unsteady;
@@ -553,7 +554,7 @@ proptest! {
         conservative in prop::bool::weighted(0.2),
         max_overtake_tokens in prop::sample::select(vec![0usize, 50, 10_000]),
         logit_cache_bytes in prop::sample::select(vec![0usize, 1000, 1 << 20]),
-        (tenants, priorities) in any::<(bool, bool)>(),
+        (tenants, priorities, guess) in (any::<bool>(), any::<bool>(), speculation::guess()),
         checkpoint_blocks in prop::option::of(1usize..12),
         removals in prop::sample::select(vec![0.0, 0.02, 0.2]),
     ) {
@@ -568,6 +569,7 @@ proptest! {
             max_queued_requests: 20,
             event_capacity: 8,
             look_ahead: 4,
+            speculation: guess.speculation(),
             ..EngineConfig::default()
         });
         (harness.tenants, harness.priorities) = (tenants, priorities);

@@ -334,6 +334,8 @@ fn spec_of(
         // This backend does not draw tokens, because the rows of logits are in the engine's memory
         // already.
         draws: false,
+        // A state covers all positions of a step, and cannot go back to an earlier one.
+        proposals: state.is_none(),
         state: state.map(|state| checkpointed(state, shape)),
         image_width: None,
         regions: None,

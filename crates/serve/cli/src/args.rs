@@ -21,6 +21,7 @@ pub use history::{History, HistoryArgs};
 pub use images::ImageArgs;
 use parsers::{parse_embedding_sizes, parse_json};
 pub use sampling::SamplingArgs;
+pub use speculation::SpeculationArgs;
 pub use tiers::{DiskSize, TierArgs};
 
 mod adapters;
@@ -30,6 +31,7 @@ mod history;
 mod images;
 mod parsers;
 mod sampling;
+mod speculation;
 mod tiers;
 
 /// The default of `--block-size` on the CPU, in tokens. On a GPU it is larger.
@@ -165,6 +167,9 @@ pub struct EngineArgs {
     /// least 64 tokens.
     #[arg(long, default_value_t = 100, value_name = "MILLISECONDS")]
     pub step_time_target: u64,
+    /// How tokens of answers are guessed.
+    #[command(flatten)]
+    pub speculation: SpeculationArgs,
     /// Maximum number of requests that run at the same time
     #[arg(long, visible_alias = "max-num-seqs", default_value_t = 32, value_name = "REQUESTS")]
     pub max_running: usize,
@@ -329,6 +334,7 @@ impl EngineArgs {
             .model(self.model.as_str())
             .max_batched_tokens(self.max_batched_tokens)
             .step_time_target(self.step_time_target())
+            .speculation(self.speculation.speculation())
             .max_running(self.max_running)
             .prefix_caching(!self.no_prefix_caching)
             .max_sessions(self.max_sessions)

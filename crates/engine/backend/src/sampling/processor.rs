@@ -47,6 +47,18 @@ pub trait LogitsProcessor: Send + Sync {
         false
     }
 
+    /// Tokens that must follow `output`, as far as the processor knows them without further work.
+    /// They are proposed in the next step, which computes several tokens of the sequence if they
+    /// are right. A wrong guess costs time and changes no token. Must return at once. Default: none.
+    fn forced(&self, _output: &[u32]) -> Vec<u32> {
+        Vec::new()
+    }
+
+    /// The next step will call [`LogitsProcessor::process`] not only with `output`, but probably
+    /// also with `output` followed by one or more of `proposals`. May begin work in the background
+    /// for them, as [`LogitsProcessor::prepare`]. Must return at once.
+    fn prepare_ahead(&self, _output: &[u32], _proposals: &[u32]) {}
+
     /// A processor for one of several sequences of the request. `None`, the default, shares this
     /// one, whose calls then have the outputs of all sequences.
     fn for_sequence(&self) -> Option<SharedProcessor> {
@@ -102,6 +114,16 @@ impl SharedProcessor {
         catch_unwind(AssertUnwindSafe(|| self.0.is_ready(output))).unwrap_or(false)
     }
 
+    /// As [`LogitsProcessor::forced`]. After a panic, nothing is forced.
+    pub(super) fn forced_caught(&self, output: &[u32]) -> Vec<u32> {
+        catch_unwind(AssertUnwindSafe(|| self.0.forced(output))).unwrap_or_default()
+    }
+
+    /// As [`LogitsProcessor::prepare_ahead`]. A panic is ignored: `process` reports what is wrong.
+    pub(super) fn prepare_ahead_caught(&self, output: &[u32], proposals: &[u32]) {
+        let _ = catch_unwind(AssertUnwindSafe(|| self.0.prepare_ahead(output, proposals)));
+    }
+
     /// As [`LogitsProcessor::prepare`]. A panic is ignored: `process` reports what is wrong.
     pub(super) fn prepare_caught(&self, output: &[u32]) {
         let _ = catch_unwind(AssertUnwindSafe(|| self.0.prepare(output)));
@@ -123,6 +145,14 @@ impl LogitsProcessor for SharedProcessor {
 
     fn is_ready(&self, output: &[u32]) -> bool {
         self.0.is_ready(output)
+    }
+
+    fn forced(&self, output: &[u32]) -> Vec<u32> {
+        self.0.forced(output)
+    }
+
+    fn prepare_ahead(&self, output: &[u32], proposals: &[u32]) {
+        self.0.prepare_ahead(output, proposals);
     }
 
     fn for_sequence(&self) -> Option<SharedProcessor> {

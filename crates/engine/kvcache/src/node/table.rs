@@ -145,7 +145,15 @@ impl ChildTable {
 
     /// All children with their keys, in no particular order.
     pub(crate) fn children(&self) -> impl Iterator<Item = (u64, NonNull<Node>)> + '_ {
-        self.slots.iter().filter_map(|slot| {
+        self.children_in(self.slots.len())
+    }
+
+    /// The children in the first `slots` slots, with their keys.
+    pub(crate) fn children_in(
+        &self,
+        slots: usize,
+    ) -> impl Iterator<Item = (u64, NonNull<Node>)> + '_ {
+        self.slots.iter().take(slots).filter_map(|slot| {
             let node = NonNull::new(slot.node.load(Ordering::Acquire))?;
             Some((slot.key.load(Ordering::Acquire), node))
         })

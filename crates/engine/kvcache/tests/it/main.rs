@@ -10,6 +10,7 @@ mod support {
 mod blocks_of_16;
 mod checkpoints;
 mod commit_from;
+mod continuations;
 mod demotable_pins;
 mod features;
 mod invariants;

@@ -6,7 +6,6 @@ use std::time::Instant;
 use stolon_kvcache::{CheckpointLease, PrefixLease};
 
 use super::Scheduler;
-use super::batch::unusable_logits;
 use super::checkpoints::release_answers;
 use super::room::Round;
 use crate::error::EngineError;
@@ -14,7 +13,7 @@ use crate::event::{Event, FinishReason};
 use crate::memory::{ActorStopped, BlockCounts, LogitsKey, Memory};
 use crate::policy::Candidate;
 use crate::queue::Waiting;
-use crate::sequence::{Ending, Held, Sequence};
+use crate::sequence::{Ending, Held, Sequence, unusable_logits};
 use crate::states::{CheckpointRule, HeldState, Resume, first_message};
 use crate::tenant::SlotShares;
 

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use indexmap::IndexMap;
-use stolon_backend::SamplingError;
 
 use super::checkpoints::StateInFlight;
 use crate::context::EngineContext;
@@ -20,7 +19,7 @@ use crate::event::FinishReason;
 use crate::late_sampling::{LateSampling, LateToken};
 use crate::policy::Place;
 use crate::preempt::Holder;
-use crate::sequence::{Ending, Sequence};
+use crate::sequence::{Ending, Sequence, unusable_logits};
 use crate::step_cost::StepWork;
 use crate::step_plan::RowResult;
 
@@ -58,8 +57,10 @@ pub(super) struct InFlight {
     pub(super) id: u64,
     /// Position of its first token in the step.
     pub(super) start: usize,
-    /// Number of its tokens in the step.
+    /// Number of its tokens in the step, without those that were proposed to follow.
     pub(super) count: usize,
+    /// Number of tokens that were proposed to follow.
+    pub(super) proposed: usize,
     /// What it holds for the recurrent state of its sequence.
     pub(super) state: StateInFlight,
 }
@@ -287,10 +288,10 @@ impl Batch {
             sequence.pooler = result.pooler.or(sequence.pooler.take());
             return None;
         }
-        if let Some(failure) = result.failure {
+        if let Some(failure) = result.failure.as_ref().filter(|_| result.sampled.is_empty()) {
             // The positions of a failed sequence are not counted as computed, so that they are
             // never committed.
-            sequence.end = Some(Ending::Failed(unusable_logits(&failure)));
+            sequence.end = Some(Ending::Failed(unusable_logits(failure)));
             return None;
         }
         sequence.held.stepped(slice.start, slice.start + slice.count);
@@ -299,13 +300,14 @@ impl Batch {
         if sequence.end.is_some() {
             return None;
         }
-        if let Some(late) = result.late {
+        let end = result.pooler.and_then(|pooler| sequence.pooled(pooler));
+        let end = end.or(sequence.accept(result.sampled, result.failure, now));
+        if let Some(late) = result.late.filter(|_| sequence.end.is_none()) {
+            sequence.reached_last();
             self.late_sampling.start(sequence.id, sequence.tenant, late);
             sequence.is_sampling = true;
         }
-        let end = result.pooler.and_then(|pooler| sequence.pooled(pooler));
-        let Some(sampled) = result.sampled else { return end };
-        sequence.push(sampled.token, sampled.logprob, now)
+        end
     }
 
     /// The forward pass of a step has failed, so its sequences fail.
@@ -323,16 +325,14 @@ impl Batch {
     pub(super) fn apply_late_tokens(&mut self, now: Instant) -> Vec<(u64, Option<FinishReason>)> {
         let mut applied = Vec::new();
         let is_running = |id| self.running.contains_key(&id);
-        for LateToken { id, sampler, sampled, .. } in self.late_sampling.take(is_running) {
+        for LateToken { id, sampler, sampled, failure, .. } in self.late_sampling.take(is_running) {
             let Some(sequence) = self.get_mut(id) else { continue };
             sequence.is_sampling = false;
             sequence.sampler = sampler;
-            let mut end = None;
-            match sampled {
-                _ if sequence.end.is_some() => {}
-                Ok(sampled) => end = sequence.push(sampled.token, sampled.logprob, now),
-                Err(failure) => sequence.end = Some(Ending::Failed(unusable_logits(&failure))),
-            }
+            let end = match sequence.end {
+                Some(_) => None,
+                None => sequence.accept(sampled, failure, now),
+            };
             applied.push((id, end));
         }
         applied
@@ -365,15 +365,5 @@ impl Batch {
             }
         }
         Ok(())
-    }
-}
-
-/// The error of a sequence whose logits cannot be sampled from.
-pub(super) fn unusable_logits(failure: &SamplingError) -> EngineError {
-    let reason = failure.to_string();
-    match failure {
-        SamplingError::ProcessorFailed { .. } => EngineError::LogitsProcessor { reason },
-        SamplingError::ProcessorBusy { .. } => EngineError::ProcessorBusy { reason },
-        _ => EngineError::InvalidLogits { reason },
     }
 }

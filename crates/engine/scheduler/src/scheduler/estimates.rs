@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use super::admission::Admission;
-use super::batch::{Batch, Running, Step};
+use super::batch::{Batch, InFlight, Running, Step};
 use crate::budget::DecodeForecast;
 use crate::config::AdmissionPolicy;
 use crate::context::EngineContext;
@@ -104,7 +104,10 @@ impl Estimates {
     pub(super) fn note_step(&mut self, step: &Step, results: &[RowResult], time: Duration) {
         let slices = &step.slices;
         let computed = slices.iter().zip(results).filter(|(_, result)| !result.skipped);
-        let computed: usize = computed.map(|(slice, _)| slice.count).sum();
+        let kept = |(slice, result): (&InFlight, &RowResult)| {
+            slice.count + result.sampled.len().saturating_sub(1)
+        };
+        let computed: usize = computed.map(kept).sum();
         if computed == 0 {
             return;
         }
@@ -121,9 +124,18 @@ impl Estimates {
         }
     }
 
+    /// Whether several tenants had requests recently.
+    pub(super) fn are_several_tenants(&self) -> bool {
+        self.several_tenants
+    }
+
     /// Learns from the step that ends now how long steps take, together with everything that happens
-    /// between its plan and its results.
+    /// between its plan and its results. Proposed tokens make a step longer, so it says nothing about
+    /// the time that others need.
     pub(super) fn note_cost(&mut self, step: &Step, now: Instant) {
+        if step.slices.iter().any(|slice| slice.proposed > 0) {
+            return;
+        }
         self.cost.note(step.work(), now.saturating_duration_since(step.began));
     }
 

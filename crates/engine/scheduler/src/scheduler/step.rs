@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use stolon_backend::{SequenceSlice, StepBatch};
+use stolon_backend::{LogitRows, SequenceSlice, StepBatch};
 
 use super::Scheduler;
 use super::batch::InFlight;
@@ -33,6 +33,7 @@ impl<M: Memory> Scheduler<M> {
                 self.estimates.note_step(&step, &results, done.compute);
                 if only_computes {
                     self.estimates.note_cost(&step, now);
+                    self.speculating.note(&step, now);
                 }
                 let mut rows: Vec<(u64, Arc<[f32]>)> = Vec::new();
                 for (slice, result) in step.slices.iter().zip(&mut results) {
@@ -106,12 +107,14 @@ impl<M: Memory> Scheduler<M> {
         let is_alone = self.is_alone();
         let encode = self.encoding.plan(&mut self.batch, is_alone);
         let loads = self.transfers.plan_loads(&self.batch);
+        let chosen = self.choose_slices(is_alone);
+        let proposals = self.propose(&chosen, is_alone);
         let mut slices = Vec::new();
-        for (id, slice) in self.choose_slices(is_alone) {
+        for ((id, slice), proposals) in chosen.into_iter().zip(proposals) {
             let Some(sequence) = self.batch.get_mut(id) else { continue };
             let lens = self.checkpoints.choose(sequence, &slice, self.admission.queue());
             let state = self.checkpoints.reserve(sequence, lens, &mut self.blocks).await?;
-            slices.push((id, slice, state));
+            slices.push((id, slice, state, proposals));
         }
         let saves = self.transfers.plan_saves(self.blocks.take_evicted());
         if slices.is_empty() && saves.is_empty() && loads.is_empty() && encode.is_none() {
@@ -121,18 +124,22 @@ impl<M: Memory> Scheduler<M> {
         let mut batch = StepBatch::default();
         let mut tasks = Vec::with_capacity(slices.len());
         let mut in_flight = Vec::with_capacity(slices.len());
-        for (id, slice, mut state) in slices {
+        for (id, slice, mut state, proposals) in slices {
             let Some(sequence) = self.batch.get_mut(id) else { continue };
             let Slice { start, count, .. } = slice;
             let end = start + count;
             let cache_logits = caches_logits(&self.context, sequence);
+            let proposed = proposals.len();
             batch.tokens.extend_from_slice(&sequence.tokens[start..end]);
+            batch.tokens.extend_from_slice(&proposals);
+            let blocks = blocks_for(block_size, end + proposed);
             batch.sequences.push(SequenceSlice {
-                token_count: count,
+                token_count: count + proposed,
                 start,
                 write_from: slice.write_from,
-                block_table: sequence.held.table[..blocks_for(block_size, end)].to_vec(),
-                logit_rows: slice.rows,
+                block_table: sequence.held.table[..blocks].to_vec(),
+                // Proposals follow a single token, so each token of the slice has a row.
+                logit_rows: if proposed > 0 { LogitRows::All } else { slice.rows },
                 state: self.checkpoints.begin_slice(sequence, end, &mut state),
                 images: sequence.images.within(&(start..end)),
                 rotary_lag: sequence.images.rotary_lag(start),
@@ -140,13 +147,21 @@ impl<M: Memory> Scheduler<M> {
             });
             tasks.push(RowTask {
                 load: self.transfers.load_of(id).map(|(index, _)| index),
+                proposals,
                 ..sequence.row_task(start, count, cache_logits)
             });
-            in_flight.push(InFlight { id, start, count, state });
+            in_flight.push(InFlight { id, start, count, proposed, state });
         }
         self.batch.begin_step(in_flight, self.transfers.loading(), now);
         let (discarded, ticket) = self.blocks.begin_step();
         Ok(Some(StepPlan { saves, discarded, loads, encode, batch, tasks, ticket }))
+    }
+
+    /// The tokens that are proposed for each of the slices of the next step.
+    fn propose(&mut self, slices: &[(u64, Slice)], is_alone: bool) -> Vec<Vec<u32>> {
+        let waits = (is_alone, self.estimates.are_several_tenants());
+        let (tokens, tree) = (self.context.config.max_batched_tokens, self.blocks.reader());
+        self.speculating.propose(&mut self.batch, slices, tokens, waits, tree)
     }
 
     /// The slices of the next step, each with the id of its sequence.

@@ -4,9 +4,9 @@ use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use stolon_backend::{Pooler, TokenLogprob};
+use stolon_backend::{Pooler, Sampled, SamplingError, TokenLogprob};
 
-use super::{Ending, Sequence};
+use super::{Ending, Sequence, unusable_logits};
 use crate::error::EngineError;
 use crate::event::{Event, Finish, FinishReason, Timings, TokenEvent, Usage};
 use crate::request_counts::Outcome;
@@ -40,6 +40,41 @@ impl Sequence {
         }
         self.send(Event::Embedding(values));
         Some(FinishReason::Stop)
+    }
+
+    /// Appends the tokens that were sampled in a step: one, after those that were accepted of the
+    /// proposed ones. `failure` is why there is none after them. Returns a reason if the sequence is
+    /// complete.
+    pub(crate) fn accept(
+        &mut self,
+        sampled: Vec<Sampled>,
+        failure: Option<SamplingError>,
+        now: Instant,
+    ) -> Option<FinishReason> {
+        self.record.gauges().accepted_tokens.add(sampled.len().saturating_sub(1));
+        if let Some(drafts) = &mut self.drafts {
+            let tokens: Vec<u32> = sampled.iter().map(|sampled| sampled.token).collect();
+            drafts.learn(&tokens);
+        }
+        let mut end = None;
+        for Sampled { token, logprob } in sampled {
+            debug_assert!(end.is_none(), "no token that ends an answer is proposed");
+            self.reached_last();
+            end = self.push(token, logprob, now);
+        }
+        if let Some(failure) = failure {
+            self.end.get_or_insert(Ending::Failed(unusable_logits(&failure)));
+        }
+        end
+    }
+
+    /// The row of its last token was computed and is sampled from. If that token had been proposed,
+    /// its position was computed by the same step.
+    pub(crate) fn reached_last(&mut self) {
+        let (computed, end) = (self.held.computed, self.tokens.len());
+        if computed < end {
+            self.held.stepped(computed, end);
+        }
     }
 
     /// Appends and counts a sampled token. Returns a reason if the sequence is complete.

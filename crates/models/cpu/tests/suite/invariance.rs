@@ -91,6 +91,29 @@ impl<'a> Subject<'a> {
         }
     }
 
+    /// Checks that rows are the same if wrong tokens follow, and after their positions are written
+    /// again.
+    fn check_proposals(&self, expected: &[Vec<f32>]) {
+        for &threads in self.threads {
+            let mut backend = self.backend(16, threads);
+            if !backend.spec().proposals {
+                return;
+            }
+            let (len, mut at) = (self.tokens.len(), 20);
+            let table = run::table(2, len + 16, 16);
+            run::step(&mut *backend, &[run::part(&self.tokens, 0, at, &table)]);
+            while at < len {
+                let right = (at + 1 + at % 5).min(len);
+                let mut path = self.tokens[..right].to_vec();
+                path.extend(self.tokens[..at % 7 + 1].iter().rev());
+                let part = run::part(&path, at, path.len(), &table);
+                let rows = run::step(&mut *backend, &[part]).remove(0);
+                self.assert_same("proposals", &rows[..right - at], &expected[at..right]);
+                at = right;
+            }
+        }
+    }
+
     /// Checks two sequences in one batch with different chunk sizes, the second starting later.
     fn check_mixed_batch(&self, expected: &[Vec<f32>], others: &[Vec<f32>]) {
         for &threads in self.threads {
@@ -283,6 +306,7 @@ impl<'a> Subject<'a> {
         self.assert_same("a common prefix", &others[..34], &expected[..34]);
         self.check_chunking(&expected);
         self.check_mixed_batch(&expected, &others);
+        self.check_proposals(&expected);
         match self.has_states() {
             true => self.check_states(&expected, &others),
             false => self.check_shared_blocks(&expected, &others),

@@ -21,6 +21,17 @@ impl TokenMask {
         self.may_end
     }
 
+    /// Whether no more than `most` tokens may come next.
+    pub(super) fn allows_at_most(&self, most: usize) -> bool {
+        let mut left = most as u32;
+        self.allowed.as_slice().iter().all(|word| {
+            let count = word.count_ones();
+            let fits = count <= left;
+            left = left.saturating_sub(count);
+            fits
+        })
+    }
+
     /// Whether a token may come next.
     #[must_use]
     pub fn allows(&self, token: u32) -> bool {

@@ -67,6 +67,9 @@ pub struct ChatRequest {
     pub continue_final_message: Option<bool>,
     /// Whether the reply has the model's reasoning. Default true.
     pub include_reasoning: Option<bool>,
+    /// What the answer is expected to be, for example the file that it changes. The parts that are
+    /// right are generated faster. It never changes the answer.
+    pub prediction: Option<Prediction>,
     /// Parameters of replies that are lists of choices.
     #[serde(flatten)]
     pub choices: ChoiceOptions,
@@ -76,6 +79,42 @@ pub struct ChatRequest {
     /// Every other member; must be empty.
     #[serde(flatten)]
     pub unknown: UnknownFields,
+}
+
+/// An expected answer.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(expecting = "an object with `type` and `content`")]
+pub struct Prediction {
+    /// `content`.
+    #[serde(rename = "type")]
+    pub kind: PredictionKind,
+    /// The text, or parts of type `text`, which are joined.
+    pub content: Content,
+}
+
+/// The kinds of expected answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PredictionKind {
+    /// A text.
+    Content,
+}
+
+impl Prediction {
+    /// The expected text. Parts that are no text have none.
+    #[must_use]
+    pub fn text(self) -> String {
+        match self.content {
+            Content::Text(text) => text,
+            Content::Parts(parts) => {
+                let text = |part| match part {
+                    ContentPart::Text { text, .. } => text,
+                    ContentPart::ImageUrl { .. } => String::new(),
+                };
+                parts.into_iter().map(text).collect()
+            }
+        }
+    }
 }
 
 /// One message of a conversation.

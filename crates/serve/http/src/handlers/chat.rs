@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use stolon::{ChatMessage, MessageContent};
 
 use crate::api::chat::{
-    ChatRequest, Content, MAX_PARTS, Message, RequestToolCall, Role, Tool as RequestTool,
+    ChatRequest, Content, MAX_PARTS, Message, Prediction, RequestToolCall, Role,
+    Tool as RequestTool,
 };
 use crate::api::neutral::Scope;
 use crate::handlers::context::Incoming;
@@ -27,6 +28,7 @@ pub(crate) async fn create(
     let own = ApiOptions {
         max_tokens: max_tokens(&request)?,
         logprobs: top_logprobs(&request)?,
+        prediction: request.prediction.take().map(Prediction::text),
         ..ApiOptions::default()
     };
     let reasoning = request.include_reasoning.unwrap_or(true);

@@ -21,9 +21,10 @@ impl Call {
     pub(crate) async fn chat(
         context: RequestContext,
         options: GenerationOptions,
-        own: ApiOptions,
+        mut own: ApiOptions,
         dialogue: Dialogue,
     ) -> Result<Self, ApiError> {
+        let prediction = own.prediction.take();
         let mut call = Self::new(context, options, ApiOptions { is_chat: true, ..own })?;
         call.context.app.check_answers("n", call.choice_count)?;
         call.schema_paths = dialogue.schema_paths();
@@ -31,6 +32,10 @@ impl Call {
         let (ids, grammar) = (dialogue.call_ids(), call.grammar.take());
         let (prompt, format) =
             dialogue.prepare(&call.context, |request| call.sign(request), grammar).await?;
+        let prompt = match prediction {
+            Some(text) => prompt.prediction(text),
+            None => prompt,
+        };
         call.call_ids = ids.with_format(format.tool_calls);
         (call.prompts, call.format) = (vec![prompt], format);
         call.join_session()?;

@@ -339,6 +339,12 @@ fn objects(out: &mut Output<'_>, stats: &ObjectStats) -> fmt::Result {
 
 fn steps(out: &mut Output<'_>, stats: &EngineStats) -> fmt::Result {
     out.counter("engine_steps", "Forward passes.", stats.steps)?;
+    let help = "Times that tokens were proposed to follow a sequence in a forward pass.";
+    out.counter("spec_decode_num_drafts", help, stats.drafts)?;
+    let help = "Tokens that were proposed.";
+    out.counter("spec_decode_num_draft_tokens", help, stats.drafted_tokens)?;
+    let help = "Proposed tokens that were accepted, because they were the tokens of the answer.";
+    out.counter("spec_decode_num_accepted_tokens", help, stats.accepted_tokens)?;
     out.counter("engine_steps_failed", "Forward passes that failed.", stats.steps_failed)?;
     out.counter("engine_restarts", "Restarts of the engine after a failure.", stats.restarts)
 }

@@ -111,6 +111,8 @@ pub(crate) struct ApiOptions {
     pub(crate) logprobs: Option<usize>,
     /// Maximum number of tokens of the reasoning, in addition to the option of all APIs.
     pub(crate) thinking_budget: Option<ThinkingBudget>,
+    /// What the answer is expected to be.
+    pub(crate) prediction: Option<String>,
 }
 
 impl Call {

@@ -174,3 +174,31 @@ async fn special_tokens_in_messages_are_text_unless_the_operator_allows_them() {
     }
     assert!(prompt_tokens[0] > prompt_tokens[1], "{prompt_tokens:?}");
 }
+
+/// Goal: an expected answer, right or wrong, whole or in parts, changes nothing, and one of another
+/// form is refused with its path.
+#[tokio::test]
+async fn a_prediction_changes_no_answer() {
+    let server = Server::start("demo");
+    let body = |prediction: Value| {
+        json!({"messages": conversation(), "max_tokens": 24, "temperature": 0,
+               "prediction": prediction})
+    };
+    let plain = server.ok(PATH, body(Value::Null)).await;
+    let content = plain["choices"][0]["message"]["content"].as_str().expect("a text");
+    for expected in [
+        json!(content),
+        json!("Something else."),
+        json!(""),
+        json!([{"type": "text", "text": "Vis"}, {"type": "text", "text": content}]),
+    ] {
+        let reply = server.ok(PATH, body(json!({"type": "content", "content": expected}))).await;
+        assert_eq!(reply["choices"], plain["choices"]);
+    }
+    for wrong in [json!("text"), json!({"type": "other", "content": "x"}), json!({"content": 3})] {
+        let (status, error) = server.post(PATH, body(wrong.clone())).await;
+        assert_eq!(status, 400, "{error}");
+        let message = error["error"]["message"].as_str().expect("a message");
+        assert!(message.contains("prediction"), "{wrong}: {message}");
+    }
+}

@@ -5,7 +5,8 @@
 //! (the labels `max_lora`, `running_lora_adapters` and `waiting_lora_adapters`) and
 //! `cache_config_info` (`block_size` and `num_gpu_blocks`). The router of the vLLM production stack
 //! reads the first two, `gpu_cache_usage_perc`, and `gpu_prefix_cache_hit_rate`, `_hits_total` and
-//! `_queries_total`. Everything else is exported with Stolon's own prefix only.
+//! `_queries_total`. The counters of speculative decoding have vLLM's names for dashboards.
+//! Everything else is exported with Stolon's own prefix only.
 
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -35,6 +36,12 @@ pub(super) fn encode(
     out.counter("gpu_prefix_cache_hits", help, stats.cached_tokens)?;
     let help = "Share of the prompt tokens that were found in the prefix cache, 0 to 1.";
     out.gauge_f64("gpu_prefix_cache_hit_rate", help, stats.token_hit_rate())?;
+    let help = "As stolon:spec_decode_num_drafts.";
+    out.counter("spec_decode_num_drafts", help, stats.drafts)?;
+    let help = "As stolon:spec_decode_num_draft_tokens.";
+    out.counter("spec_decode_num_draft_tokens", help, stats.drafted_tokens)?;
+    let help = "As stolon:spec_decode_num_accepted_tokens.";
+    out.counter("spec_decode_num_accepted_tokens", help, stats.accepted_tokens)?;
     let labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"];
     let [most, running, waiting] = labels;
     let in_use: Vec<&str> = adapters.iter().filter(|a| a.in_use).map(|a| a.name.as_str()).collect();

@@ -1,0 +1,39 @@
+//! The flags of speculative decoding.
+
+use clap::{Args, ValueEnum};
+use stolon::Speculation;
+
+/// Whether and how tokens of answers are guessed.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct SpeculationArgs {
+    /// Whether several tokens of an answer may be computed in one forward pass
+    ///
+    /// With auto, tokens are guessed from other answers, from the prompt and from grammars, where
+    /// that saves time (speculative decoding). Answers stay the same.
+    #[arg(long, default_value = "auto", value_name = "MODE")]
+    speculation: Mode,
+    /// Maximum number of tokens that are guessed at once, from 1 to 32
+    #[arg(long, visible_alias = "num-speculative-tokens", default_value_t = 8)]
+    #[arg(value_name = "TOKENS", value_parser = clap::value_parser!(u8).range(1..=32))]
+    speculation_tokens: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Mode {
+    /// Where it saves time
+    Auto,
+    /// Never
+    Off,
+}
+
+impl SpeculationArgs {
+    pub(super) fn speculation(self) -> Speculation {
+        match self.speculation {
+            Mode::Off => Speculation::off(),
+            Mode::Auto => {
+                let max_tokens = self.speculation_tokens.into();
+                Speculation { max_tokens, ..Speculation::default() }
+            }
+        }
+    }
+}
