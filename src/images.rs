@@ -134,6 +134,10 @@ impl PreparedImages {
             }
             Prompt::Parts(parts) => part_tokens(parts, &self.texts, begins, text),
             Prompt::Skill(skill) => text.skills.tokens(skill, text),
+            Prompt::Pair(..) => {
+                let expected = "a prompt that is not a pair of texts, with images";
+                Err(Error::invalid("images", expected, "a pair"))
+            }
         }
     }
 

@@ -335,8 +335,7 @@ fn spec_of(
         // already.
         draws: false,
         state: state.map(|state| checkpointed(state, shape)),
-        image_width: None,
-        regions: None,
+        ..BackendSpec::default()
     }
 }
 

@@ -6,6 +6,8 @@ use serde_json::Value;
 use stolon_text::{TextSource, TokenizerSource};
 
 use super::embedding;
+#[cfg(feature = "hub")]
+use super::encoder;
 use super::model::{GenerationDefaults, LoadedModel};
 use super::{class, generation, head, images, skills};
 use crate::config::gguf::EncoderKind;
@@ -31,7 +33,7 @@ pub(crate) const CHAT_TEMPLATE_JSON: &str = "chat_template.json";
 
 /// All files that are read, except the weights.
 #[cfg(feature = "hub")]
-pub(crate) const SMALL: [&str; 12] = [
+pub(crate) const SMALL: [&str; 14] = [
     CONFIG,
     QUANTIZE_CONFIG,
     QUANT_CONFIG,
@@ -42,6 +44,8 @@ pub(crate) const SMALL: [&str; 12] = [
     CHAT_TEMPLATE_JSON,
     embedding::MODULES,
     embedding::POOLING,
+    encoder::PROMPTS,
+    encoder::SENTENCE_CONFIG,
     images::PREPROCESSOR,
     images::PROCESSOR,
 ];

@@ -20,6 +20,7 @@ use crate::api::messages::MessagesRequest;
 use crate::api::neutral::{self, Meaning, Scope};
 use crate::api::options::{ChoiceOptions, GenerationOptions};
 use crate::api::responses::{InputMessage, ResponsesRequest, TypedItem};
+use crate::api::scores::{ClassifyRequest, RerankRequest, ScoreRequest};
 use crate::api::sessions::{
     ForkSession, OpenSession, RewindSession, SglangCloseSession, SglangOpenSession,
 };
@@ -121,6 +122,9 @@ request_body!(ChatRequest, Chat, GenerationOptions, ChoiceOptions);
 request_body!(ResponsesRequest, Responses, GenerationOptions);
 request_body!(MessagesRequest, Messages, GenerationOptions);
 request_body!(EmbeddingsRequest, Embeddings);
+request_body!(RerankRequest, Embeddings);
+request_body!(ScoreRequest, Embeddings);
+request_body!(ClassifyRequest, Embeddings);
 request_body!(QueryRequest, None, SkillOptions);
 request_body!(CaptionRequest, None, SkillOptions);
 request_body!(RegionsRequest, None);

@@ -22,8 +22,9 @@ use crate::wire::error::cut;
 const MAX_BYTES: usize = 200;
 
 /// The first parts of the paths of the server's own routes.
-pub(crate) const OWN_PARTS: [&str; 14] = [
+pub(crate) const OWN_PARTS: [&str; 18] = [
     "admin",
+    "classify",
     "close_session",
     "detokenize",
     "docs",
@@ -33,9 +34,12 @@ pub(crate) const OWN_PARTS: [&str; 14] = [
     "openapi.json",
     "page",
     "ready",
+    "rerank",
+    "score",
     "tokenize",
     "tokenizer_info",
     "v1",
+    "v2",
     "version",
 ];
 
