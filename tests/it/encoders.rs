@@ -191,3 +191,14 @@ async fn other_requests_are_refused() {
     drop(tokio::time::timeout(std::time::Duration::ZERO, engine.embed(Request::text("x"), None)));
     engine.audit().await.expect("a consistent accounting");
 }
+
+/// Goal: the page of encoders names all families.
+#[test]
+fn the_book_names_all_families() {
+    let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/src/encoders.md");
+    // A published crate has no book.
+    let Ok(page) = std::fs::read_to_string(page) else { return };
+    for family in stolon_checkpoint::encoder::EncoderFamily::all() {
+        assert!(page.contains(&format!("| {} |", family.name())), "{}", family.name());
+    }
+}

@@ -302,3 +302,99 @@ fn nomic_bert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
         layers: layers(keys, keys.name_of(["n_layer", "num_hidden_layers"]), layer)?,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(value: &Value) -> Result<EncoderConfig, String> {
+        let family = family(value).expect("an encoder");
+        parse("config.json", value, family).map_err(|error| error.to_string())
+    }
+
+    fn small(kind: &str) -> Value {
+        json!({
+            "model_type": kind, "vocab_size": 30, "hidden_size": 32, "num_attention_heads": 4,
+            "num_hidden_layers": 3, "intermediate_size": 64, "max_position_embeddings": 20,
+        })
+    }
+
+    /// Goal: positions of RoBERTa and MPNet begin after the padding token, and ModernBERT alternates
+    /// between the thetas and windows of its published configuration, in both forms of the file.
+    #[test]
+    fn published_forms_are_read() {
+        assert_eq!(read(&small("bert")).expect("valid").max_positions, 20);
+        for kind in ["xlm-roberta", "mpnet"] {
+            assert_eq!(read(&small(kind)).expect("valid").max_positions, 18, "{kind}");
+        }
+        let mut older = small("modernbert");
+        older["global_rope_theta"] = json!(160000.0);
+        older["local_rope_theta"] = json!(10000.0);
+        older["local_attention"] = json!(128);
+        let mut newer = small("modernbert");
+        newer["layer_types"] = json!(["full_attention", "sliding_attention", "sliding_attention"]);
+        newer["rope_parameters"] = json!({
+            "full_attention": {"rope_type": "default", "rope_theta": 160000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        });
+        let config = read(&older).expect("valid");
+        assert_eq!(config, read(&newer).expect("valid"));
+        let windows: Vec<_> = config.layers.iter().map(|layer| layer.window).collect();
+        assert_eq!(windows, [None, Some(64), Some(64)]);
+        assert_eq!(config.layers[0].rope_theta, Some(160000.0));
+        let mut nomic = small("nomic_bert");
+        for (newer, older) in [
+            ("hidden_size", "n_embd"),
+            ("num_attention_heads", "n_head"),
+            ("num_hidden_layers", "n_layer"),
+            ("intermediate_size", "n_inner"),
+        ] {
+            nomic[older] = nomic[newer].take();
+        }
+        nomic["rotary_emb_base"] = json!(1000);
+        let config = read(&nomic).expect("valid");
+        assert_eq!((config.inner_size, config.layers[0].rope_theta), (64, Some(1000.0)));
+    }
+
+    /// Goal: values out of range, and options that would change the output, are refused by their key
+    /// without a panic or a large allocation.
+    #[test]
+    fn other_values_are_refused_by_their_key() {
+        for (kind, key, value) in [
+            ("bert", "hidden_size", json!(0)),
+            ("bert", "hidden_size", json!(1 << 29)),
+            ("bert", "hidden_size", json!("32")),
+            ("bert", "num_attention_heads", json!(5)),
+            ("bert", "num_attention_heads", json!(64)),
+            ("bert", "num_hidden_layers", json!(1 << 29)),
+            ("bert", "vocab_size", json!(1 << 29)),
+            ("bert", "max_position_embeddings", json!(1 << 29)),
+            ("bert", "type_vocab_size", json!(17)),
+            ("bert", "layer_norm_eps", json!(0)),
+            ("bert", "hidden_act", json!("mish")),
+            ("bert", "is_decoder", json!(true)),
+            ("bert", "position_embedding_type", json!("alibi")),
+            ("bert", "quantization_config", json!({})),
+            ("xlm-roberta", "max_position_embeddings", json!(2)),
+            ("xlm-roberta", "pad_token_id", json!(1 << 20)),
+            ("mpnet", "relative_attention_num_buckets", json!(64)),
+            ("modernbert", "layer_types", json!(["full_attention"])),
+            ("modernbert", "layer_types", json!(["a", "b", "c"])),
+            ("modernbert", "hidden_activation", json!("relu")),
+            ("modernbert", "local_rope_theta", json!(-1)),
+            ("nomic_bert", "prenorm", json!(true)),
+            ("nomic_bert", "rotary_emb_fraction", json!(0.5)),
+            ("nomic_bert", "num_experts", json!(8)),
+        ] {
+            let mut config = small(kind);
+            config[key] = value.clone();
+            let error = read(&config).expect_err(key);
+            let related = ["num_attention_heads", "max_position_embeddings"];
+            let named = error.contains(&format!("`{key}`"))
+                || related.iter().any(|key| error.contains(key));
+            assert!(named, "{key}: {value}: {error}");
+        }
+    }
+}

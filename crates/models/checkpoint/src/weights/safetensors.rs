@@ -31,7 +31,7 @@ pub(crate) const INDEX: &str = "model.safetensors.index.json";
 pub(crate) const SINGLE: &str = "model.safetensors";
 
 /// Adds the tensors of one file to `weights`. `file` is its name in error messages.
-#[cfg(any(test, fuzzing, feature = "demo-model"))]
+#[cfg(any(test, fuzzing, feature = "demo-model", feature = "hub"))]
 pub(crate) fn add(weights: &mut Weights, file: &str, bytes: Bytes) -> Result<(), ModelError> {
     add_renamed(weights, file, bytes, |name| Ok(canonical_name(name)))
 }
