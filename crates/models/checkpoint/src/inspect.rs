@@ -213,6 +213,10 @@ fn of_directory(
     let path = directory.join(directory::CONFIG);
     let json = directory::read_config(directory)?;
     let mut inspection = Inspection::new(id, "safetensors", Outline::of_json(&json));
+    if let Some(family) = crate::encoder::family(&json) {
+        inspection.refuse(crate::load::no_decoder(family));
+        return Ok(inspection);
+    }
     let mut config = match config::parse_json(&path.display().to_string(), &json) {
         Ok(config) => Some(config),
         Err(error) => {

@@ -27,6 +27,7 @@ pub use suppressed::SuppressedTokens;
 
 use std::path::{Path, PathBuf};
 
+use crate::encoder::EncoderFamily;
 use crate::error::ModelError;
 use crate::files::optional;
 #[cfg(feature = "hub")]
@@ -62,12 +63,14 @@ const OVERRIDE: &str = "override_generation_config";
 pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<LoadedModel, ModelError> {
     match load_any(source, options)? {
         AnyModel::Decoder(model) => Ok(*model),
-        AnyModel::Encoder(encoder) => {
-            let expected = "a language model, because an encoder generates no text";
-            let got = encoder.config.family.name();
-            Err(ModelError::unsupported(directory::CONFIG, "model_type", expected, got))
-        }
+        AnyModel::Encoder(encoder) => Err(no_decoder(encoder.config.family)),
     }
+}
+
+/// The error for a text encoder where a language model is expected.
+pub(crate) fn no_decoder(family: EncoderFamily) -> ModelError {
+    let expected = "a language model; a text encoder can be served, but has no decoder";
+    ModelError::unsupported(directory::CONFIG, "model_type", expected, family.name())
 }
 
 /// A model that was loaded, of any kind.

@@ -25,6 +25,7 @@ use stolon_kernels::{self as kernels, LayerNorm, Operands, Path};
 
 use crate::CpuOptions;
 use crate::decoder::linear::Loader;
+use crate::decoder::rope::RopeTable;
 use crate::full_kv::{FullKv, FullMask, FullShape};
 use crate::workers::Workers;
 use embed::Embedding;
@@ -44,7 +45,7 @@ pub struct EncoderBackend {
     layers: Vec<Layer>,
     final_norm: Option<Norm>,
     /// The cosines and sines of each rotary embedding, with its theta.
-    rotations: Vec<(f64, Rotations)>,
+    rotations: Vec<(f64, RopeTable)>,
     bias: Option<BiasTable>,
     activations: Activations,
     kv: FullKv,
@@ -69,21 +70,6 @@ struct Activations {
     inner: Operands,
     /// The position of each row within its text.
     positions: Vec<u32>,
-}
-
-/// The cosines and sines of a rotary embedding, `[positions, head_dim / 2]` each.
-#[derive(Debug)]
-struct Rotations {
-    pairs: usize,
-    cos: Vec<f32>,
-    sin: Vec<f32>,
-}
-
-impl Rotations {
-    fn at(&self, position: u32) -> (&[f32], &[f32]) {
-        let range = position as usize * self.pairs..(position as usize + 1) * self.pairs;
-        (&self.cos[range.clone()], &self.sin[range])
-    }
 }
 
 /// A layer norm.
@@ -226,6 +212,8 @@ impl EncoderBackend {
         positions.clear();
         positions.extend(lens.flat_map(|len| 0..len as u32));
         self.embed(batch);
+        let longest = batch.sequences.iter().map(|slice| slice.token_count).max().unwrap_or(0);
+        self.rotations.iter_mut().for_each(|(_, table)| table.grow(longest));
         let context = (self.path, &self.workers);
         for (layer, config) in self.layers.iter().zip(&self.config.layers) {
             let rotations = config.rope_theta.and_then(|theta| {
@@ -249,13 +237,12 @@ impl EncoderBackend {
 }
 
 /// The tables of all rotary embeddings of the layers.
-fn rotations(config: &EncoderConfig) -> Vec<(f64, Rotations)> {
-    let mut tables: Vec<(f64, Rotations)> = Vec::new();
+fn rotations(config: &EncoderConfig) -> Vec<(f64, RopeTable)> {
+    let mut tables: Vec<(f64, RopeTable)> = Vec::new();
     for theta in config.layers.iter().filter_map(|layer| layer.rope_theta) {
         if tables.iter().all(|(other, _)| *other != theta) {
             let rope = Rope { theta, scaling: RopeScaling::None, sections: None };
-            let (cos, sin) = rope.rotations(config.head_dim, 0..config.max_positions);
-            tables.push((theta, Rotations { pairs: config.head_dim / 2, cos, sin }));
+            tables.push((theta, RopeTable::new(&rope, config.head_dim, config.max_positions)));
         }
     }
     tables

@@ -375,7 +375,8 @@ fn typed(
 }
 
 /// The lengths of two texts after tokens of the longer one were removed, one by one, until there are
-/// at most `room` of both together. Of equal texts, the second one loses the first token.
+/// at most `room` of both together. Of texts that have become equal, the one that was longer keeps
+/// the last token, as in the library's `LongestFirst`.
 fn longest_first([first, second]: [usize; 2], room: usize) -> [usize; 2] {
     if first + second <= room {
         return [first, second];
@@ -386,7 +387,7 @@ fn longest_first([first, second]: [usize; 2], room: usize) -> [usize; 2] {
     } else if second <= half {
         [room - second, second]
     } else {
-        [half + rest, half]
+        if first > second { [half + rest, half] } else { [half, half + rest] }
     }
 }
 
@@ -398,8 +399,10 @@ mod tests {
     #[test]
     fn the_longer_text_is_shortened() {
         let one_by_one = |mut lens: [usize; 2], room: usize| {
+            let first_is_longer = lens[0] > lens[1];
             while lens[0] + lens[1] > room {
-                if lens[0] > lens[1] { lens[0] -= 1 } else { lens[1] -= 1 }
+                let of_first = lens[0] > lens[1] || lens[0] == lens[1] && !first_is_longer;
+                lens[usize::from(!of_first)] -= 1;
             }
             lens
         };

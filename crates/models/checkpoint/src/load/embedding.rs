@@ -19,7 +19,7 @@ const POOLING_PATH: &str = "1_Pooling";
 /// Maximum number of sizes in [`EmbeddingSizes::Listed`].
 const SIZES_MAX: usize = 1024;
 /// Maximum number of dense layers after the pooling.
-const DENSE_MAX: usize = 16;
+pub(crate) const DENSE_MAX: usize = 16;
 
 /// How a model's embeddings are computed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

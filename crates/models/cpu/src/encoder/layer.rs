@@ -6,8 +6,9 @@ use stolon_checkpoint::encoder::{
 use stolon_checkpoint::error::ModelError;
 use stolon_kernels::{self as kernels, Matrix, Operands, Path, Product, RowSums, Sink};
 
-use super::{Activations, Norm, Rotations};
+use super::{Activations, Norm};
 use crate::decoder::linear::{Linear, Loader, project};
+use crate::decoder::rope::{RopeTable, Rotation};
 use crate::full_kv::{FullKv, FullMask};
 use crate::workers::Workers;
 
@@ -26,7 +27,7 @@ pub(super) struct Layer {
 
 /// The keys and values of the layer, the mask of its attention, and the rotations of its queries and
 /// keys, if they are rotated.
-type Attention<'a> = (&'a mut FullKv, &'a FullMask<'a>, Option<&'a Rotations>);
+type Attention<'a> = (&'a mut FullKv, &'a FullMask<'a>, Option<&'a RopeTable>);
 
 impl Layer {
     pub(super) fn load(
@@ -96,7 +97,7 @@ impl Layer {
         &self,
         config: &EncoderConfig,
         (rows, positions): (&Operands, &[u32]),
-        rotations: Option<&Rotations>,
+        rotations: Option<&RopeTable>,
         (q, kv): (&mut [f32], &mut FullKv),
         (path, workers): (Path, &Workers),
     ) {
@@ -106,7 +107,7 @@ impl Layer {
             move |sums: RowSums<'_>| {
                 self.qkv[part].add_bias(path, sums.feature, sums.first);
                 if let Some(rotations) = rotations.filter(|_| part < 2) {
-                    let rotation = rotations.at(positions[sums.row]);
+                    let rotation = rotations.at(Rotation::Position(positions[sums.row]));
                     kernels::norm_and_rope(path, sums.first, head_dim, None, rotation);
                 }
             }
