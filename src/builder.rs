@@ -31,7 +31,7 @@ use crate::{EmbeddingInfo, Engine, Error, ModelInfo, TextPrompts};
 
 use adapters::AdapterSettings;
 pub use arg::ModelArg;
-use load::{BackendFactory, EncoderParts, Loaded};
+use load::{BackendFactory, Loaded, PooledParts};
 
 /// The default of [`EngineBuilder::history_bytes`].
 const HISTORY_BYTES: usize = 32 << 20;
@@ -280,12 +280,13 @@ impl EngineBuilder {
             let make = self.into_factory(&config, sender)?;
             let handle = EngineHandle::start_with(make, config, runtime).await?;
             let missing = |_| EngineError::StartFailed { reason: "nothing was loaded".to_owned() };
-            let Loaded { id, text, sampling, embedding, generates, images, encoder } =
+            let Loaded { id, text, sampling, embedding, generates, images, pooled } =
                 loaded.try_recv().map_err(missing)?;
-            let is_encoder = encoder.is_some();
-            let (head, scores, prompts) = match encoder {
-                Some(EncoderParts { head, scores, prompts }) => (Some(head), scores, prompts),
-                None => (None, None, TextPrompts::default()),
+            let (is_encoder, head, scores, prompts) = match pooled {
+                Some(PooledParts { is_encoder, head, scores, prompts }) => {
+                    (is_encoder, Some(head), scores, prompts)
+                }
+                None => (false, None, None, TextPrompts::default()),
             };
             let (score_pooling, scores) = scores.unzip();
             let spec = &handle.context().spec;

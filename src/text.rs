@@ -240,7 +240,7 @@ impl Text {
             Prompt::Pair(first, second) => (first, Some(second.as_str())),
             Prompt::Chat(_) | Prompt::Parts(_) | Prompt::Skill(_) => {
                 let expected = "a text, a pair of texts or token ids, because the model is a text \
-                                encoder";
+                                encoder or a classifier";
                 return Err(Error::invalid("prompt", expected, "another prompt"));
             }
         };

@@ -7,7 +7,7 @@ use std::thread;
 use stolon_backend::{Backend, Pooling};
 use stolon_checkpoint::{
     AnyModel, DecoderConfig, EmbeddingConfig, EncoderTask, KvBudget, LoadOptions, LoadedEncoder,
-    LoadedModel, ScoreConfig, TextPrompts, VisionConfig, Weights,
+    LoadedModel, LoadedScores, ScoreConfig, TextPrompts, VisionConfig, Weights,
 };
 use stolon_cpu::{CpuBackend, CpuOptions, EncoderBackend, Head};
 use stolon_scheduler::EngineConfig;
@@ -65,13 +65,14 @@ pub(super) struct Loaded {
     pub(super) embedding: Option<EmbeddingConfig>,
     pub(super) generates: bool,
     pub(super) images: Images,
-    /// What a text encoder has besides; `None` for other models.
-    pub(super) encoder: Option<EncoderParts>,
+    /// What is computed from pooled hidden states; `None` if they are the result.
+    pub(super) pooled: Option<PooledParts>,
 }
 
-/// What is computed from the pooled hidden states of a text encoder.
+/// What is computed from the pooled hidden states of a text encoder or a classifier.
 #[derive(Debug)]
-pub(super) struct EncoderParts {
+pub(super) struct PooledParts {
+    pub(super) is_encoder: bool,
     pub(super) head: Head,
     /// The pooling and the labels of a model that computes scores.
     pub(super) scores: Option<(Pooling, ScoreConfig)>,
@@ -101,8 +102,8 @@ impl EngineBuilder {
             (Some((id, make)), _) => {
                 let (text, sampling) = (own_text.unwrap_or_default(), DefaultSampling::default());
                 let (embedding, generates, images) = (None, true, Images::default());
-                let encoder = None;
-                let rest = Loaded { id, text, sampling, embedding, generates, images, encoder };
+                let pooled = None;
+                let rest = Loaded { id, text, sampling, embedding, generates, images, pooled };
                 let text = rest.text.clone();
                 drop(loaded.send(rest));
                 Ok(Box::new(move || while_grammars_are_prepared(&text, make)))
@@ -193,10 +194,11 @@ fn load(
     let LoadedModel {
         id,
         config,
-        weights,
+        mut weights,
         mut text,
         generation,
         embedding,
+        scores,
         generates,
         images,
         skills,
@@ -208,6 +210,17 @@ fn load(
     let mut text = match own_text {
         Some(text) => text,
         None => text_layer(&text, &generation.eos_token_ids, is_replaced)?,
+    };
+    let pooled = match scores {
+        Some(LoadedScores { head, config: labels }) => {
+            // Pairs are two texts without types.
+            text = text.with_types(TypedTokens { vocab_size: config.vocab_size, types: 0 });
+            let head = Head::load(&head, &mut weights)?;
+            let scores = Some((Pooling::Last, labels));
+            let prompts = TextPrompts::default();
+            Some(PooledParts { is_encoder: false, head, scores, prompts })
+        }
+        None => None,
     };
     // Without the feature, no memory is needed for the encoder.
     let encoder = images.as_ref().filter(|_| cfg!(feature = "images"));
@@ -221,8 +234,7 @@ fn load(
         suppressed: Some(generation.suppressed).filter(|tokens| !tokens.is_empty()).map(Arc::new),
     };
     let images = Images::new(images.as_ref().filter(|_| backend.spec().image_width.is_some()));
-    let encoder = None;
-    Ok((Loaded { id, text, sampling, embedding, generates, images, encoder }, backend))
+    Ok((Loaded { id, text, sampling, embedding, generates, images, pooled }, backend))
 }
 
 /// Builds the backend of a text encoder. `own_text` replaces the model's tokenizer.
@@ -258,7 +270,7 @@ fn load_encoder(
         embedding,
         generates: false,
         images: Images::default(),
-        encoder: Some(EncoderParts { head, scores, prompts }),
+        pooled: Some(PooledParts { is_encoder: true, head, scores, prompts }),
     };
     Ok((loaded, Box::new(backend)))
 }

@@ -9,7 +9,8 @@ use stolon::{Engine, EngineBuilder, EngineError, Error, ModelSource, Request};
 
 const EMBEDDERS: [&str; 6] =
     ["bert", "xlm_roberta", "mpnet", "distilbert", "modernbert", "nomic_bert"];
-const RERANKERS: [&str; 3] = ["bert_reranker", "xlm_roberta_reranker", "modernbert_reranker"];
+const RERANKERS: [&str; 4] =
+    ["bert_reranker", "xlm_roberta_reranker", "modernbert_reranker", "qwen3_reranker"];
 const CLASSIFIERS: [&str; 2] = ["mpnet_classifier", "distilbert_classifier"];
 
 fn directory(name: &str) -> PathBuf {
@@ -126,6 +127,31 @@ async fn scores_match_sentence_transformers() {
         let ranked = engine.rerank("x", ["y"]).await;
         assert!(matches!(ranked, Err(Error::NotForScores { .. })), "{ranked:?}");
     }
+}
+
+/// Goal: a reranker with a decoder computes the shared beginning of its pairs once, the scores have
+/// the bits of an engine without a cache, and it generates no text.
+#[tokio::test]
+async fn decoder_rerankers_share_the_query() {
+    let name = "qwen3_reranker";
+    let cold = builder(name).prefix_caching(false).build().await.expect(name);
+    let warm = builder(name).num_blocks(256).block_size(4).build().await.expect(name);
+    let query = "What is a stolon, and where does it grow along the ground?";
+    let documents = ["a stem", "the ground", "der Seitenspross", "a stem"];
+    let cold = cold.rerank(query, documents).await.expect("a ranking");
+    for _ in 0..2 {
+        let ranked = warm.rerank(query, documents).await.expect("a ranking");
+        let bits = |ranked: &[stolon::Ranked]| -> Vec<(usize, u32)> {
+            ranked.iter().map(|entry| (entry.index, entry.score.to_bits())).collect()
+        };
+        assert_eq!(bits(&ranked), bits(&cold));
+    }
+    let stats = warm.stats();
+    assert!(stats.cached_tokens > stats.prompt_tokens / 2, "{stats:?}");
+    assert!(!warm.model_info().is_encoder && warm.model_info().prefix_caching);
+    let generated = warm.generate(Request::text("x")).await;
+    assert!(matches!(generated, Err(Error::ScoresOnly { .. })), "{generated:?}");
+    warm.audit().await.expect("a consistent accounting");
 }
 
 /// Goal: a vector has the same bits alone and in any batch, in steps of any size, and for any number

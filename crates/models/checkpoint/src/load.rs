@@ -21,7 +21,7 @@ pub use embedding::{EmbeddingConfig, EmbeddingSizes};
 pub use encoder::{EncoderTask, LoadedEncoder, TextPrompts};
 pub use gguf::read_gguf_tokenizer;
 pub use images::ImageModel;
-pub use model::{GenerationDefaults, LoadedModel};
+pub use model::{GenerationDefaults, LoadedModel, LoadedScores};
 pub use skills::{PromptParts, ReasoningTokens, SkillPrompts};
 pub use suppressed::SuppressedTokens;
 

@@ -62,11 +62,14 @@ pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelErr
     let generation = logged(generation);
     let mut weights = Weights::open_directory(directory)?;
     prepare(&mut weights, &config)?;
-    let generates = head::tie_missing(&mut config, &mut weights, embedding.as_ref());
+    let scores = class::scores(&file, &value, &weights, config.decoder.hidden_size)?;
+    let has_no_output = embedding.is_some() || scores.is_some();
+    let generates = head::tie_missing(&mut config, &mut weights, has_no_output);
+    let generates = generates && scores.is_none();
     if let Some(note) = head::untie_different(&mut config, &weights) {
         tracing::warn!("{note}");
     }
-    if embedding.is_none() {
+    if !has_no_output {
         class::refuse_scores(&file, &value, &weights)?;
     }
     weights.check(&config.decoder)?;
@@ -74,7 +77,18 @@ pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelErr
     let skills = skills::of_config(&Keys::root(&file, &value)?, &config.decoder)?;
     let text = text(directory)?;
     let config = config.decoder;
-    Ok(LoadedModel { id, config, weights, text, generation, embedding, generates, images, skills })
+    Ok(LoadedModel {
+        id,
+        config,
+        weights,
+        text,
+        generation,
+        embedding,
+        scores,
+        generates,
+        images,
+        skills,
+    })
 }
 
 /// The content of `config.json` in `directory`. If it does not say how the weights are quantized,

@@ -124,7 +124,7 @@ pub(crate) fn truncation(app: &App, wanted: Option<Truncation>) -> Result<Option
     let info = app.engine.model_info();
     match wanted {
         None => Ok(None),
-        Some(_) if !info.is_encoder => {
+        Some(_) if !info.is_encoder && info.scores.is_none() => {
             let message = "`truncate_prompt_tokens`: expected nothing, because the model is not a \
                            text encoder";
             Err(ApiError::invalid(Some("truncate_prompt_tokens"), message))
