@@ -13,7 +13,7 @@ use std::sync::Arc;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use stolon_actors::EngineHandle;
-use stolon_backend::{Backend, BackendSpec};
+use stolon_backend::Backend;
 use stolon_checkpoint::{
     EmbeddingConfig, EmbeddingSizes, KvType, LoadOptions, WeightType, WindowKv,
 };
@@ -27,11 +27,11 @@ use crate::images::Fetch;
 use crate::prompt::Prompts;
 use crate::text::Text;
 use crate::tiers::TierOptions;
-use crate::{EmbeddingInfo, Engine, Error, ModelInfo};
+use crate::{EmbeddingInfo, Engine, Error, ModelInfo, TextPrompts};
 
 use adapters::AdapterSettings;
 pub use arg::ModelArg;
-use load::{BackendFactory, Loaded};
+use load::{BackendFactory, Loaded, PooledParts};
 
 /// The default of [`EngineBuilder::history_bytes`].
 const HISTORY_BYTES: usize = 32 << 20;
@@ -271,7 +271,7 @@ impl EngineBuilder {
             self.config.validate()?;
             let (mut config, runtime) = (std::mem::take(&mut self.config), self.runtime.take());
             let tiers = std::mem::take(&mut self.tiers).prepare(&mut config)?;
-            let (prefix_caching, key) = (config.prefix_caching, self.namespace_key);
+            let key = self.namespace_key;
             let AdapterSettings { adapters, memory } = std::mem::take(&mut self.adapters);
             let fetch = self.fetch.clone();
             let history = self.history_bytes.unwrap_or(HISTORY_BYTES);
@@ -280,10 +280,20 @@ impl EngineBuilder {
             let make = self.into_factory(&config, sender)?;
             let handle = EngineHandle::start_with(make, config, runtime).await?;
             let missing = |_| EngineError::StartFailed { reason: "nothing was loaded".to_owned() };
-            let Loaded { id, text, sampling, embedding, generates, images } =
+            let Loaded { id, text, sampling, embedding, generates, images, pooled } =
                 loaded.try_recv().map_err(missing)?;
+            let (is_encoder, head, scores, prompts) = match pooled {
+                Some(PooledParts { is_encoder, head, scores, prompts }) => {
+                    (is_encoder, Some(head), scores, prompts)
+                }
+                None => (false, None, None, TextPrompts::default()),
+            };
+            let (score_pooling, scores) = scores.unzip();
             let spec = &handle.context().spec;
-            let embedding = embedding_info(&id, spec, own_embedding.or(embedding), sizes)?;
+            let size = spec
+                .hidden_size
+                .map(|hidden| head.as_ref().map_or(hidden, |head| head.output_size(hidden)));
+            let embedding = embedding_info(&id, size, own_embedding.or(embedding), sizes)?;
             let info = ModelInfo {
                 id,
                 vocab_size: spec.vocab_size,
@@ -295,13 +305,16 @@ impl EngineBuilder {
                 eos_token_ids: text.eos_ids().as_slice().to_vec(),
                 has_chat_template: text.has_chat_template(),
                 embedding,
+                scores,
+                prompts,
+                is_encoder,
                 generates,
                 takes_images: spec.image_width.is_some(),
                 skills: text.skills.names(),
                 reasons: text.skills.reason(),
                 regions: spec.regions,
                 image_token_id: images.image_token(),
-                prefix_caching,
+                prefix_caching: handle.context().config.prefix_caching,
             };
             tracing::info!(
                 model = info.id,
@@ -326,6 +339,8 @@ impl EngineBuilder {
                 prompts,
                 sampling,
                 info,
+                head,
+                score_pooling,
                 namespace_key,
                 misses: Arc::default(),
                 tiers,
@@ -339,7 +354,7 @@ impl EngineBuilder {
 /// Describes the engine's embeddings, if it makes any. `sizes` replaces those of `config`.
 fn embedding_info(
     id: &str,
-    spec: &BackendSpec,
+    size: Option<usize>,
     config: Option<EmbeddingConfig>,
     sizes: Option<EmbeddingSizes>,
 ) -> Result<Option<EmbeddingInfo>, Error> {
@@ -347,7 +362,7 @@ fn embedding_info(
         let model = || Error::NotForEmbeddings { model: id.to_owned() };
         return sizes.map_or(Ok(None), |_| Err(model()));
     };
-    let Some(size) = spec.hidden_size else {
+    let Some(size) = size else {
         let expected = "a backend that returns hidden states";
         return Err(Error::invalid("embedding", expected, "one that returns logits only"));
     };

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use futures::future::{BoxFuture, try_join_all};
 use stolon_actors::EngineHandle;
+use stolon_backend::Pooling;
 use stolon_checkpoint::SuppressedTokens;
+use stolon_cpu::Head;
 use stolon_scheduler::{
     AdmissionPolicy, AuditReport, EngineHealth, EngineHistograms, EngineStats, SequenceRequest,
     StoredKv, Timings, TokenSet,
@@ -31,10 +33,12 @@ use crate::{
 mod adapters;
 mod cache;
 mod embed;
+mod score;
 mod sessions;
 mod stop;
 
 pub use cache::Cache;
+pub use score::{Ranked, Scores};
 pub use sessions::{SessionOptions, Sessions};
 
 /// Maximum size in bytes of the part of an expected answer that is used.
@@ -57,6 +61,10 @@ pub(crate) struct Inner {
     pub(crate) prompts: Prompts,
     pub(crate) sampling: DefaultSampling,
     pub(crate) info: ModelInfo,
+    /// What is computed from pooled hidden states; `None` if they are the result.
+    pub(crate) head: Option<Head>,
+    /// How hidden states are pooled for scores; `None` if the model computes none.
+    pub(crate) score_pooling: Option<Pooling>,
     /// [`EngineBuilder::namespace_key`], or the one of the tiers.
     pub(crate) namespace_key: Option<[u8; 32]>,
     pub(crate) tiers: EngineTiers,
@@ -212,7 +220,7 @@ impl Engine {
         async move {
             let submitted = Instant::now();
             if !self.inner.info.generates {
-                return Err(Error::EmbeddingsOnly { model: self.inner.info.id.clone() });
+                return Err(self.inner.info.not_generating());
             }
             let request = self.appended(request).await?;
             let (mut request, namespace) = self.with_adapter(request).await?;

@@ -83,6 +83,21 @@ pub enum Error {
         /// The model's name.
         model: String,
     },
+    /// The model computes scores only.
+    #[error("the model `{model}` cannot generate text: it computes scores of texts only")]
+    ScoresOnly {
+        /// The model's name.
+        model: String,
+    },
+    /// The model computes no scores, or not one score for each pair of texts.
+    #[error(
+        "the model `{model}` cannot score texts: expected a classifier (such as \
+         BertForSequenceClassification), and for reranking one with a single label"
+    )]
+    NotForScores {
+        /// The model's name.
+        model: String,
+    },
     /// An adapter cannot be loaded or used.
     #[error(transparent)]
     Adapter(#[from] AdapterError),

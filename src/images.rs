@@ -137,6 +137,10 @@ impl PreparedImages {
             Prompt::Infill(_) => {
                 Err(Error::invalid("images", "none next to a gap in a text", self.texts.len()))
             }
+            Prompt::Pair(..) => {
+                let expected = "a prompt that is not a pair of texts, with images";
+                Err(Error::invalid("images", expected, "a pair"))
+            }
         }
     }
 

@@ -124,6 +124,7 @@
 //! * [`Request`] and [`SamplingParams`]: what to generate, and how tokens are sampled;
 //! * [`Completion`]: a whole answer, from [`TokenStream::collect_text`] or [`Engine::best_of`];
 //! * [`Engine::embed`]: the embedding of a text;
+//! * [`Engine::score`] and [`Engine::rerank`]: labels of texts, and documents in order for a query;
 //! * [`Engine::load_adapter`]: LoRA adapters, which each request may choose;
 //! * [`inspect()`](inspect::inspect): what a model is and needs, without loading it;
 //! * [`Error`] and [`EngineError`]: every failure, with the expected and the actual value;
@@ -225,7 +226,7 @@ pub use builder::{EngineBuilder, ModelArg};
 pub use cache_miss::{CacheMiss, LoggedMiss, MissCount, MissMessage, MissReason};
 pub use completion::Completion;
 pub use embedding::{Embedding, EmbeddingInfo};
-pub use engine::{Cache, Engine, SessionOptions, Sessions};
+pub use engine::{Cache, Engine, Ranked, Scores, SessionOptions, Sessions};
 pub use error::Error;
 pub use estimate::Estimate;
 pub use model_info::ModelInfo;
@@ -248,7 +249,7 @@ pub use stolon_checkpoint::inspect;
 pub use stolon_checkpoint::{DownloadProgress, HubOptions};
 pub use stolon_checkpoint::{
     EmbeddingConfig, EmbeddingSizes, KernelError, KvBudget, KvStoreError, KvType, ModelError,
-    ModelSource, WeightType, WindowKv,
+    ModelSource, ScoreActivation, ScoreConfig, TextPrompts, WeightType, WindowKv,
 };
 pub use stolon_cpu::Machine;
 #[cfg(feature = "candle")]

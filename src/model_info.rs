@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::{EmbeddingInfo, RegionBins};
+use crate::{EmbeddingInfo, Error, RegionBins, ScoreConfig, TextPrompts};
 
 /// The model that an engine runs, and the sizes of the engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -31,6 +31,14 @@ pub struct ModelInfo {
     pub has_chat_template: bool,
     /// Describes the model's embeddings; `None` if it is not meant for embeddings.
     pub embedding: Option<EmbeddingInfo>,
+    /// Describes the scores that the model computes for texts or pairs of texts; `None` if it
+    /// computes none.
+    pub scores: Option<ScoreConfig>,
+    /// The texts that the model expects before others, by their names. They are not added unless a
+    /// program does it.
+    pub prompts: TextPrompts,
+    /// Whether the model is a text encoder, which computes embeddings or scores only.
+    pub is_encoder: bool,
     /// Whether the model generates text. Models for embeddings do, unless they have no output
     /// matrix.
     pub generates: bool,
@@ -51,4 +59,15 @@ pub struct ModelInfo {
     pub image_token_id: Option<u32>,
     /// Whether computed prefixes are cached and shared.
     pub prefix_caching: bool,
+}
+
+impl ModelInfo {
+    /// The error for a request that generates text.
+    pub(crate) fn not_generating(&self) -> Error {
+        let model = self.id.clone();
+        match self.scores {
+            Some(_) => Error::ScoresOnly { model },
+            None => Error::EmbeddingsOnly { model },
+        }
+    }
 }

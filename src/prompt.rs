@@ -205,7 +205,9 @@ impl Prompts {
             if let Prompt::Tokens(tokens) = request.prompt() {
                 return Ok(PromptTokens::given(tokens.clone(), request));
             }
-            self.text.check_len(request.prompt().len_bytes(), self.limit)?;
+            if request.truncate.is_none() {
+                self.text.check_len(request.prompt().len_bytes(), self.limit)?;
+            }
             let (bytes, client) = (work_bytes(request), request.options.tenant.clone());
             // A clone of a request shares its prompt.
             let (request, limit) = (request.clone(), self.limit);
@@ -252,7 +254,7 @@ impl Prompts {
                 let (work, parts) = (Work::of_text(prompt.len_bytes(), client), parts.clone());
                 self.run(work, move |text| part_tokens(&parts, &[], begins, text)).await
             }
-            Prompt::Chat(_) | Prompt::Skill(_) | Prompt::Infill(_) => {
+            Prompt::Chat(_) | Prompt::Skill(_) | Prompt::Infill(_) | Prompt::Pair(..) => {
                 let expected = "a text, token ids or parts to follow those of a session";
                 Err(Error::invalid("append", expected, "another prompt"))
             }

@@ -42,6 +42,8 @@ pub enum Prompt {
     Skill(Skill),
     /// A gap in a text, for models that were trained to fill it.
     Infill(Infill),
+    /// Two texts that a model for pairs reads together: a question and a document, for example.
+    Pair(String, String),
 }
 
 impl Prompt {
@@ -66,6 +68,7 @@ impl Prompt {
             Prompt::Chat(messages) => messages.iter().map(message).sum(),
             Prompt::Skill(skill) => skill.words().len(),
             Prompt::Infill(infill) => infill.len_bytes(),
+            Prompt::Pair(first, second) => first.len().saturating_add(second.len()),
         }
     }
 }
@@ -108,6 +111,8 @@ pub struct Request {
     pub(crate) append: bool,
     /// The tokens of the session that the prompt begins with.
     pub(crate) after: Option<Arc<Vec<u32>>>,
+    /// Maximum number of tokens that are used of the prompt.
+    pub(crate) truncate: Option<usize>,
     pub(crate) options: RequestOptions,
 }
 
@@ -138,8 +143,25 @@ impl Request {
             session: None,
             append: false,
             after: None,
+            truncate: None,
             options: RequestOptions::default(),
         }
+    }
+
+    /// Two texts that a text encoder reads together, for [`Engine::score`](crate::Engine::score): a
+    /// question and a document, for example.
+    pub fn pair(first: impl Into<String>, second: impl Into<String>) -> Request {
+        Request::new(Prompt::Pair(first.into(), second.into()))
+    }
+
+    /// Uses at most this many tokens of the prompt of a text encoder, with its special tokens: the
+    /// first ones of a text, and of two texts those that are left after tokens were removed from the
+    /// end of the longer one. Default: a prompt that is too long is an error.
+    ///
+    /// It has no effect on other models.
+    pub fn truncate(mut self, tokens_max: usize) -> Request {
+        self.truncate = Some(tokens_max);
+        self
     }
 
     /// Continues a text.

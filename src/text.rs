@@ -42,9 +42,37 @@ pub(crate) struct Text {
     grammars: Option<Grammars>,
     /// The prompts of the model's skills.
     pub(crate) skills: Skills,
+    /// The form of the tokens of a text encoder; `None` for other models.
+    typed: Option<TypedTokens>,
+}
+
+/// The form of the tokens of a text encoder.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TypedTokens {
+    /// Number of ids of each type.
+    pub(crate) vocab_size: usize,
+    /// Number of token types; 0 if there are none.
+    pub(crate) types: usize,
+}
+
+impl TypedTokens {
+    /// The number of a token in prompts, as the backend expects it.
+    fn number(self, (id, kind): (u32, u32)) -> u32 {
+        if self.types <= 1 {
+            return id;
+        }
+        // A number that does not exist is refused with the prompt.
+        let number = (kind as usize).saturating_mul(self.vocab_size).saturating_add(id as usize);
+        u32::try_from(number).unwrap_or(u32::MAX)
+    }
 }
 
 impl Text {
+    /// The same for a text encoder.
+    pub(crate) fn with_types(self, typed: TypedTokens) -> Text {
+        Text { typed: Some(typed), ..self }
+    }
+
     pub(crate) fn new(model: TextModel) -> Text {
         let eos_ids = model.eos_token_ids().iter().copied().collect();
         let spelling = |id: &u32| model.tokenizer().token_spelling(*id);
@@ -191,10 +219,14 @@ impl Text {
         request: &Request,
         limit: PromptLimit,
     ) -> Result<PromptTokens, Error> {
+        if let Some(typed) = self.typed {
+            return self.typed_tokens(request, typed, limit);
+        }
         self.check_len(request.prompt().len_bytes(), limit)?;
         let tokens = match request.prompt() {
             Prompt::Tokens(tokens) => return Ok(PromptTokens::given(tokens.clone(), request)),
             Prompt::Text(text) => self.encode(text, true)?,
+            Prompt::Pair(..) => return Err(no_pairs()),
             Prompt::Chat(messages) => {
                 let asked = self.asked(request, messages)?;
                 let chat = self.model()?.prepare_chat(&asked.messages, &asked.options)?;
@@ -208,6 +240,35 @@ impl Text {
                 self.infill()?.encode(infill, limit.tokens - answer)?
             }
         };
+        Ok(PromptTokens { tokens, exchange: None })
+    }
+
+    /// The tokens of a prompt of a text encoder.
+    fn typed_tokens(
+        &self,
+        request: &Request,
+        typed: TypedTokens,
+        limit: PromptLimit,
+    ) -> Result<PromptTokens, Error> {
+        let most = request.truncate.map(|most| most.min(limit.tokens));
+        let (first, second) = match request.prompt() {
+            Prompt::Tokens(tokens) => {
+                let most = most.unwrap_or(tokens.len()).min(tokens.len());
+                return Ok(PromptTokens::given(tokens[..most].to_vec(), request));
+            }
+            Prompt::Text(text) => (text, None),
+            Prompt::Pair(first, second) => (first, Some(second.as_str())),
+            Prompt::Chat(_) | Prompt::Parts(_) | Prompt::Skill(_) | Prompt::Infill(_) => {
+                let expected = "a text, a pair of texts or token ids, because the model is a text \
+                                encoder or a classifier";
+                return Err(Error::invalid("prompt", expected, "another prompt"));
+            }
+        };
+        if most.is_none() {
+            self.check_len(request.prompt().len_bytes(), limit)?;
+        }
+        let tokens = self.tokenizer()?.encode_typed(first, second, most)?;
+        let tokens = tokens.into_iter().map(|token| typed.number(token)).collect();
         Ok(PromptTokens { tokens, exchange: None })
     }
 
@@ -335,6 +396,12 @@ impl Text {
     ) -> Result<String, Error> {
         Ok(self.model()?.render_chat(messages, &chat_options(tools, options)?)?)
     }
+}
+
+/// The error for a pair of texts and a model that does not read pairs.
+fn no_pairs() -> Error {
+    let expected = "one text, because the model does not read pairs";
+    Error::invalid("prompt", expected, "a pair of texts")
 }
 
 /// The conversation of a request as it is rendered.

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread;
 
-use stolon_backend::Backend;
+use stolon_backend::{Backend, Pooling};
 use stolon_checkpoint::{
-    DecoderConfig, EmbeddingConfig, KvBudget, LoadOptions, LoadedModel, VisionConfig, Weights,
+    AnyModel, DecoderConfig, EmbeddingConfig, EncoderTask, KvBudget, LoadOptions, LoadedEncoder,
+    LoadedModel, LoadedScores, ScoreConfig, TextPrompts, VisionConfig, Weights,
 };
-use stolon_cpu::{CpuBackend, CpuOptions};
+use stolon_cpu::{CpuBackend, CpuOptions, EncoderBackend, Head};
 use stolon_scheduler::EngineConfig;
 use stolon_text::{TextSource, TokenizerSource};
 
@@ -18,7 +19,7 @@ use crate::device::GpuOptions;
 use crate::engine::DefaultSampling;
 use crate::images::Images;
 use crate::skills::Skills;
-use crate::text::Text;
+use crate::text::{Text, TypedTokens};
 
 /// Makes a backend on the executor thread.
 pub(super) type BackendFactory = Box<dyn FnOnce() -> Result<Box<dyn Backend>, Error> + Send>;
@@ -64,6 +65,18 @@ pub(super) struct Loaded {
     pub(super) embedding: Option<EmbeddingConfig>,
     pub(super) generates: bool,
     pub(super) images: Images,
+    /// What is computed from pooled hidden states; `None` if they are the result.
+    pub(super) pooled: Option<PooledParts>,
+}
+
+/// What is computed from the pooled hidden states of a text encoder or a classifier.
+#[derive(Debug)]
+pub(super) struct PooledParts {
+    pub(super) is_encoder: bool,
+    pub(super) head: Head,
+    /// The pooling and the labels of a model that computes scores.
+    pub(super) scores: Option<(Pooling, ScoreConfig)>,
+    pub(super) prompts: TextPrompts,
 }
 
 impl EngineBuilder {
@@ -89,7 +102,8 @@ impl EngineBuilder {
             (Some((id, make)), _) => {
                 let (text, sampling) = (own_text.unwrap_or_default(), DefaultSampling::default());
                 let (embedding, generates, images) = (None, true, Images::default());
-                let rest = Loaded { id, text, sampling, embedding, generates, images };
+                let pooled = None;
+                let rest = Loaded { id, text, sampling, embedding, generates, images, pooled };
                 let text = rest.text.clone();
                 drop(loaded.send(rest));
                 Ok(Box::new(move || while_grammars_are_prepared(&text, make)))
@@ -173,17 +187,22 @@ fn load(
         ModelArg::Source(source) => source,
         ModelArg::Text(text) => text.parse()?,
     };
+    let model = match stolon_checkpoint::load_any(&source, load_options)? {
+        AnyModel::Decoder(model) => *model,
+        AnyModel::Encoder(encoder) => return load_encoder(*encoder, options, own_text),
+    };
     let LoadedModel {
         id,
         config,
-        weights,
+        mut weights,
         mut text,
         generation,
         embedding,
+        scores,
         generates,
         images,
         skills,
-    } = stolon_checkpoint::load(&source, load_options)?;
+    } = model;
     let is_replaced = template.is_some();
     if let Some(template) = template {
         replace_templates(&mut text, template);
@@ -191,6 +210,17 @@ fn load(
     let mut text = match own_text {
         Some(text) => text,
         None => text_layer(&text, &generation.eos_token_ids, is_replaced)?,
+    };
+    let pooled = match scores {
+        Some(LoadedScores { head, config: labels }) => {
+            // Pairs are two texts without types.
+            text = text.with_types(TypedTokens { vocab_size: config.vocab_size, types: 0 });
+            let head = Head::load(&head, &mut weights)?;
+            let scores = Some((Pooling::Last, labels));
+            let prompts = TextPrompts::default();
+            Some(PooledParts { is_encoder: false, head, scores, prompts })
+        }
+        None => None,
     };
     // Without the feature, no memory is needed for the encoder.
     let encoder = images.as_ref().filter(|_| cfg!(feature = "images"));
@@ -204,7 +234,45 @@ fn load(
         suppressed: Some(generation.suppressed).filter(|tokens| !tokens.is_empty()).map(Arc::new),
     };
     let images = Images::new(images.as_ref().filter(|_| backend.spec().image_width.is_some()));
-    Ok((Loaded { id, text, sampling, embedding, generates, images }, backend))
+    Ok((Loaded { id, text, sampling, embedding, generates, images, pooled }, backend))
+}
+
+/// Builds the backend of a text encoder. `own_text` replaces the model's tokenizer.
+fn load_encoder(
+    model: LoadedEncoder,
+    options: BackendOptions,
+    own_text: Option<Text>,
+) -> Result<(Loaded, Box<dyn Backend>), Error> {
+    let LoadedEncoder { id, config, mut weights, text, head, task, prompts } = model;
+    let options = match options {
+        BackendOptions::Cpu(options, _) => options,
+        BackendOptions::Gpu(_) => {
+            let expected = "`cpu`, because text encoders run on the CPU";
+            return Err(Error::invalid("device", expected, "another device"));
+        }
+    };
+    let typed = TypedTokens { vocab_size: config.vocab_size, types: config.token_types };
+    let text = match own_text {
+        Some(text) => text,
+        None => text_layer(&text, &[], false)?,
+    };
+    let text = text.with_types(typed);
+    let head = Head::load(&head, &mut weights)?;
+    let backend = EncoderBackend::new(config, weights, options)?;
+    let (embedding, scores) = match task {
+        EncoderTask::Embed(config) => (Some(config), None),
+        EncoderTask::Score(pooling, config) => (None, Some((pooling, config))),
+    };
+    let loaded = Loaded {
+        id,
+        text,
+        sampling: DefaultSampling::default(),
+        embedding,
+        generates: false,
+        images: Images::default(),
+        pooled: Some(PooledParts { is_encoder: true, head, scores, prompts }),
+    };
+    Ok((loaded, Box::new(backend)))
 }
 
 /// Opens a backend while another thread prepares the part that all grammars share.

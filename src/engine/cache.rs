@@ -28,7 +28,11 @@ impl Cache<'_> {
     /// As [`Engine::generate`], and the error that its stream ends with.
     pub async fn warm(self, request: Request) -> Result<usize, Error> {
         if !self.0.model_info().generates {
-            return Ok(self.0.embed(request, None).await?.prompt_tokens);
+            let info = self.0.model_info();
+            return match info.scores {
+                Some(_) => Ok(self.0.score(request).await?.prompt_tokens),
+                None => Ok(self.0.embed(request, None).await?.prompt_tokens),
+            };
         }
         let stream = self.0.generate(request.max_tokens(1)).await?;
         let prompt_tokens = stream.prompt_tokens();

@@ -3,7 +3,15 @@
 use stolon_scheduler::{Event, RequestOptions, SequenceRequest, TokenSet};
 
 use super::Engine;
-use crate::{Embedding, EmbeddingInfo, EngineError, Error, Request, SamplingParams};
+use crate::{Embedding, EmbeddingInfo, EngineError, Error, Pooling, Request, SamplingParams};
+
+/// The result for one prompt.
+#[derive(Debug)]
+pub(super) struct Pooled {
+    pub(super) values: Vec<f32>,
+    pub(super) prompt_tokens: usize,
+    pub(super) cached_tokens: usize,
+}
 
 impl Engine {
     /// Computes the embedding of a prompt, if the model is meant for embeddings
@@ -47,6 +55,13 @@ impl Engine {
     ) -> Result<Embedding, Error> {
         let info = self.embedding_info()?;
         let size = info.size_with(dimensions)?;
+        let Pooled { values, prompt_tokens, cached_tokens } =
+            self.pooled(request, info.config.pooling).await?;
+        Ok(Embedding { values: info.finish(values, size), prompt_tokens, cached_tokens })
+    }
+
+    /// The pooled hidden state of a prompt, after the model's head, if it has one.
+    pub(super) async fn pooled(&self, request: Request, pooling: Pooling) -> Result<Pooled, Error> {
         if request.has_images() {
             return Err(Error::invalid("images", "none for an embedding", request.images.len()));
         }
@@ -55,7 +70,7 @@ impl Engine {
         let prompt_tokens = tokens.len();
         let options = RequestOptions {
             max_tokens: None,
-            pooling: Some(info.config.pooling),
+            pooling: Some(pooling),
             prompt_logprobs: None,
             sampling: SamplingParams::default(),
             stop_ids: TokenSet::default(),
@@ -69,9 +84,12 @@ impl Engine {
             match event? {
                 Event::Embedding(values) => pooled = values,
                 Event::Finished(finish) => {
-                    let values = info.finish(pooled, size);
+                    let values = match &self.inner.head {
+                        Some(head) => head.apply(pooled),
+                        None => pooled,
+                    };
                     let cached_tokens = finish.usage.cached_tokens;
-                    return Ok(Embedding { values, prompt_tokens, cached_tokens });
+                    return Ok(Pooled { values, prompt_tokens, cached_tokens });
                 }
                 _ => {}
             }

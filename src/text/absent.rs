@@ -66,7 +66,19 @@ impl Recording {
     }
 }
 
+/// The form of the tokens of a text encoder.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TypedTokens {
+    pub(crate) vocab_size: usize,
+    pub(crate) types: usize,
+}
+
 impl Text {
+    pub(crate) fn with_types(self, typed: TypedTokens) -> Text {
+        let TypedTokens { vocab_size: _, types: _ } = typed;
+        self
+    }
+
     pub(crate) fn tokens_only(eos_token_ids: &[u32]) -> Text {
         Text { eos_ids: eos_token_ids.iter().copied().collect(), skills: Skills::default() }
     }
@@ -134,7 +146,7 @@ impl Text {
     ) -> Result<PromptTokens, Error> {
         let tokens = match request.prompt() {
             Prompt::Tokens(tokens) => return Ok(PromptTokens::given(tokens.clone(), request)),
-            Prompt::Text(_) | Prompt::Chat(_) | Prompt::Infill(_) => {
+            Prompt::Text(_) | Prompt::Chat(_) | Prompt::Infill(_) | Prompt::Pair(..) => {
                 return Err(Error::NoTokenizer);
             }
             Prompt::Parts(parts) => part_tokens(parts, &[], true, self)?,

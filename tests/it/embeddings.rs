@@ -80,7 +80,7 @@ async fn embeddings_match_sentence_transformers() {
 async fn embeddings_do_not_depend_on_the_cache_and_the_batch() {
     let texts: Vec<String> =
         expected().iter().map(|case| case["text"].as_str().expect("a text").to_owned()).collect();
-    for pooling in [Pooling::Last, Pooling::Mean] {
+    for pooling in [Pooling::Last, Pooling::Mean, Pooling::First, Pooling::Max] {
         let config = EmbeddingConfig { pooling, normalize: true, sizes: EmbeddingSizes::Full };
         let builder = || model().embedding(config.clone());
         let alone = builder().prefix_caching(false).build().await.expect("an engine");
@@ -96,9 +96,9 @@ async fn embeddings_do_not_depend_on_the_cache_and_the_batch() {
                 assert_eq!((cold.cached_tokens, warm.prompt_tokens), (0, cold.prompt_tokens));
                 let cached = match pooling {
                     Pooling::Last if round > 0 => cold.prompt_tokens / 4 * 4,
-                    // A mean needs every position.
-                    Pooling::Mean => 0,
                     Pooling::Last => warm.cached_tokens,
+                    // The others need every position.
+                    _ => 0,
                 };
                 assert_eq!(warm.cached_tokens, cached, "{pooling}, round {round}");
             }

@@ -34,6 +34,7 @@ mod disk_size;
 mod disk_tier;
 mod documents;
 mod embeddings;
+mod encoders;
 #[cfg(feature = "tiers")]
 mod exactness;
 #[cfg(feature = "grammar")]

@@ -46,6 +46,12 @@ pub struct BackendSpec {
     /// The bins into which the model divides coordinates and sizes; `None` if it has none. Batches
     /// may then have tokens for these bins, and rows with their logits ([`LogitRows::Regions`]).
     pub regions: Option<RegionBins>,
+    /// Whether a prompt is computed in one step, as a whole: in a text encoder, every token attends
+    /// to all others. Nothing is cached, and the backend returns hidden states only.
+    pub whole_prompts: bool,
+    /// Number of token types (segments); 0 if there are none. The token `id` of type `t` is
+    /// `t * vocab_size + id`.
+    pub token_types: usize,
 }
 
 impl BackendSpec {
@@ -55,11 +61,12 @@ impl BackendSpec {
         self.state.map_or(0, |state| state.bytes.div_ceil(self.block_bytes.max(1)).max(1))
     }
 
-    /// Whether a sequence may have this token where it has no image: one of the vocabulary, or a
-    /// coordinate or a size in the backend's bins.
+    /// Whether a sequence may have this token where it has no image: one of the vocabulary, of any
+    /// type, or a coordinate or a size in the backend's bins.
     #[must_use]
     pub fn has_token(&self, token: u32) -> bool {
-        (token as usize) < self.vocab_size || self.regions.is_some_and(|bins| bins.have(token))
+        (token as usize) < self.vocab_size.saturating_mul(self.token_types.max(1))
+            || self.regions.is_some_and(|bins| bins.have(token))
     }
 
     /// Number of values of the embeddings of an image of `kv_len` positions, saturating; 0 if the

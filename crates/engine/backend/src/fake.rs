@@ -135,7 +135,7 @@ impl FakeBackend {
                     slots,
                 }),
                 image_width: options.hidden_size.filter(|_| options.encode_calls > 0),
-                regions: None,
+                ..BackendSpec::default()
             },
             sampling_threads: options.sampling_threads,
             latency: options.latency,

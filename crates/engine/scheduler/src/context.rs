@@ -126,6 +126,9 @@ impl EngineContext {
             }
             spec.max_positions = limit;
         }
+        if spec.whole_prompts {
+            config.prefix_caching = false;
+        }
         let mut default_policy = EvictionPolicy::default();
         if let Some(state) = spec.state {
             // Each running request has a slot. Checkpoints differ much in the number of positions
@@ -274,7 +277,8 @@ impl EngineContext {
     /// The maximum length of a prompt while nothing is pinned: what fits the context and the KV
     /// pool, with room for one generated token.
     pub fn prompt_limit(&self) -> PromptLimit {
-        prompt_limit(&self.spec, 0, 1)
+        // A prompt that is computed as a whole is not continued.
+        prompt_limit(&self.spec, 0, usize::from(!self.spec.whole_prompts))
     }
 
     /// Validates the tokens of an embedding's input, as if nothing were pinned.

@@ -75,7 +75,7 @@ impl RequestOptions {
     pub fn needs_whole_prompt(&self) -> bool {
         self.skip_reading_prefix_cache
             || self.prompt_logprobs.is_some()
-            || self.pooling == Some(Pooling::Mean)
+            || self.pooling.is_some_and(|pooling| pooling != Pooling::Last)
     }
 }
 

@@ -60,7 +60,8 @@ pub(crate) struct SequenceView {
     /// if an image that is not encoded yet follows.
     pub(crate) chunk_max: usize,
     /// The first and the end position of the next image that is computed in one step, because its
-    /// positions attend to each other. `chunk_max` ends before a second one.
+    /// positions attend to each other, or of the prompt, if it is computed as a whole. `chunk_max`
+    /// ends before a second one.
     pub(crate) image: Option<(usize, usize)>,
     /// Which rows are needed from a chunk before the last one.
     pub(crate) chunk_rows: LogitRows,

@@ -360,7 +360,7 @@ impl Sequence {
         let all_logits = self.prompt_logprobs.is_some();
         let (chunk_rows, last_rows) = match self.options.pooling {
             Some(Pooling::Last) => (LogitRows::None, LogitRows::LastHidden),
-            Some(Pooling::Mean) => (LogitRows::AllHidden, LogitRows::AllHidden),
+            Some(_) => (LogitRows::AllHidden, LogitRows::AllHidden),
             None if self.options.regions => (LogitRows::None, LogitRows::Regions),
             None if all_logits => (LogitRows::All, LogitRows::All),
             None => {
@@ -382,7 +382,10 @@ impl Sequence {
             class: self.options.priority,
             tenant: self.tenant,
             chunk_max: if all_logits { LOGIT_ROWS_MAX } else { image_limit },
-            image: image.map(|image| (image.start, image.end)),
+            image: match spec.whole_prompts {
+                true => Some((0, self.tokens.len())),
+                false => image.map(|image| (image.start, image.end)),
+            },
             chunk_rows,
             last_rows,
             paused: self.end.is_some()

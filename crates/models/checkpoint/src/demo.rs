@@ -90,6 +90,7 @@ fn load_files(id: &str, files: &Files) -> Result<LoadedModel, ModelError> {
         text,
         generation,
         embedding: None,
+        scores: None,
         generates: true,
         images,
         skills: None,

@@ -183,16 +183,28 @@ impl Snapshot<'_> {
         };
         let templates = available.iter().copied().filter(is_template);
         let templates = templates.take(files::NAMED_TEMPLATES_MAX);
-        for name in files::SMALL.into_iter().filter(|name| has(name)).chain(templates) {
+        let of_dense = |file: &'static str| {
+            let is_dense = move |name: &&str| {
+                name.split_once('/')
+                    .is_some_and(|(module, name)| module.ends_with("_Dense") && name == file)
+            };
+            available.iter().copied().filter(is_dense).take(crate::load::embedding::DENSE_MAX)
+        };
+        let small = files::SMALL.into_iter().filter(|name| has(name)).chain(templates);
+        for name in small.chain(of_dense(files::CONFIG)) {
             self.get(name)?;
         }
         let path = self.directory.clone();
-        if has(safetensors::SINGLE) {
-            return Ok(ModelFiles { path, weights: vec![safetensors::SINGLE.to_owned()] });
-        }
-        let index = self.get(safetensors::INDEX)?;
-        let shards = safetensors::shards(&index.display().to_string(), &read::read_json(&index)?)?;
-        Ok(ModelFiles { path, weights: shards })
+        let mut weights = match has(safetensors::SINGLE) {
+            true => vec![safetensors::SINGLE.to_owned()],
+            false => {
+                let index = self.get(safetensors::INDEX)?;
+                let file = index.display().to_string();
+                safetensors::shards(&file, &read::read_json(&index)?)?
+            }
+        };
+        weights.extend(of_dense(safetensors::SINGLE).map(str::to_owned));
+        Ok(ModelFiles { path, weights })
     }
 
     /// The parts of a GGUF model.

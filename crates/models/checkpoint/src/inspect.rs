@@ -213,6 +213,10 @@ fn of_directory(
     let path = directory.join(directory::CONFIG);
     let json = directory::read_config(directory)?;
     let mut inspection = Inspection::new(id, "safetensors", Outline::of_json(&json));
+    if let Some(family) = crate::encoder::family(&json) {
+        inspection.refuse(crate::load::no_decoder(family));
+        return Ok(inspection);
+    }
     let mut config = match config::parse_json(&path.display().to_string(), &json) {
         Ok(config) => Some(config),
         Err(error) => {
@@ -227,17 +231,21 @@ fn of_directory(
             Err(error) => inspection.refuse(error),
         }
     }
+    let mut has_no_output = inspection.embedding.is_some();
     let prepared = weights.and_then(|mut weights| {
         if let Some(config) = &mut config {
             directory::prepare(&mut weights, config)?;
-            head::tie_missing(config, &mut weights, inspection.embedding.as_ref());
+            let file = path.display().to_string();
+            let scores = class::scores(&file, &json, &weights, config.decoder.hidden_size)?;
+            has_no_output = inspection.embedding.is_some() || scores.is_some();
+            head::tie_missing(config, &mut weights, has_no_output);
             inspection.notes.extend(head::untie_different(config, &weights));
         }
         Ok(weights)
     });
     match prepared {
         Ok(weights) => {
-            if config.is_some() && inspection.embedding.is_none() {
+            if config.is_some() && !has_no_output {
                 let file = path.display().to_string();
                 class::refuse_scores(&file, &json, &weights)
                     .unwrap_or_else(|error| inspection.refuse(error));

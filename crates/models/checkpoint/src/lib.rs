@@ -15,6 +15,7 @@ pub mod adapter;
 pub mod config;
 #[cfg(feature = "demo-model")]
 pub mod demo;
+pub mod encoder;
 pub mod error;
 mod files;
 #[cfg(fuzzing)]
@@ -39,14 +40,16 @@ pub use config::{
     MixerConfig, MlpConfig, PatchPositions, ProjectorConfig, QueryScaling, RegionConfig, Rope,
     RopeScaling, ShortContext, TowerConfig, VisionConfig,
 };
+pub use encoder::{EncoderConfig, HeadConfig, ScoreActivation, ScoreConfig};
 pub use error::{KvStoreError, ModelError};
 #[cfg(feature = "hub")]
 pub use hub::{DownloadProgress, HubOptions, ProgressCallback};
 pub use inspect::{InspectOptions, Inspection, inspect};
 pub use kv::{KvBudget, KvType, WindowKv};
 pub use load::{
-    EmbeddingConfig, EmbeddingSizes, GenerationDefaults, ImageModel, LoadOptions, LoadedModel,
-    PromptParts, ReasoningTokens, SkillPrompts, SuppressedTokens, load, read_gguf_tokenizer,
+    AnyModel, EmbeddingConfig, EmbeddingSizes, EncoderTask, GenerationDefaults, ImageModel,
+    LoadOptions, LoadedEncoder, LoadedModel, LoadedScores, PromptParts, ReasoningTokens,
+    SkillPrompts, SuppressedTokens, TextPrompts, load, load_any, read_gguf_tokenizer,
 };
 pub use random::random_model;
 pub use source::ModelSource;

@@ -7,6 +7,7 @@
 pub(crate) mod class;
 pub(crate) mod directory;
 pub(crate) mod embedding;
+pub(crate) mod encoder;
 pub(crate) mod generation;
 pub(crate) mod gguf;
 pub(crate) mod head;
@@ -17,15 +18,18 @@ pub(crate) mod skills;
 pub(crate) mod suppressed;
 
 pub use embedding::{EmbeddingConfig, EmbeddingSizes};
+pub use encoder::{EncoderTask, LoadedEncoder, TextPrompts};
 pub use gguf::read_gguf_tokenizer;
 pub use images::ImageModel;
-pub use model::{GenerationDefaults, LoadedModel};
+pub use model::{GenerationDefaults, LoadedModel, LoadedScores};
 pub use skills::{PromptParts, ReasoningTokens, SkillPrompts};
 pub use suppressed::SuppressedTokens;
 
 use std::path::{Path, PathBuf};
 
+use crate::encoder::EncoderFamily;
 use crate::error::ModelError;
+use crate::files::optional;
 #[cfg(feature = "hub")]
 use crate::hub::{self, HubOptions};
 use crate::source::ModelSource;
@@ -57,7 +61,48 @@ const OVERRIDE: &str = "override_generation_config";
 /// # Errors
 /// [`ModelError`]. Its message names the file and the key or tensor in it.
 pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<LoadedModel, ModelError> {
-    let mut model = read(source, options)?;
+    match load_any(source, options)? {
+        AnyModel::Decoder(model) => Ok(*model),
+        AnyModel::Encoder(encoder) => Err(no_decoder(encoder.config.family)),
+    }
+}
+
+/// The error for a text encoder where a language model is expected.
+pub(crate) fn no_decoder(family: EncoderFamily) -> ModelError {
+    let expected = "a language model; a text encoder can be served, but has no decoder";
+    ModelError::unsupported(directory::CONFIG, "model_type", expected, family.name())
+}
+
+/// A model that was loaded, of any kind.
+#[derive(Debug)]
+pub enum AnyModel {
+    /// A decoder: a language model, perhaps with an image encoder.
+    Decoder(Box<LoadedModel>),
+    /// A text encoder.
+    Encoder(Box<LoadedEncoder>),
+}
+
+/// As [`load`], for models that generate text and for text encoders.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_any(source: &ModelSource, options: &LoadOptions) -> Result<AnyModel, ModelError> {
+    let mut model = match read(source, options)? {
+        AnyModel::Decoder(model) => model,
+        AnyModel::Encoder(mut encoder) => {
+            if options.mmproj.is_some() {
+                let expected = "none for a text encoder";
+                return Err(ModelError::InvalidOption {
+                    name: "mmproj".to_owned(),
+                    expected: expected.to_owned(),
+                    got: "a file".to_owned(),
+                });
+            }
+            let most = options.max_positions.unwrap_or(usize::MAX);
+            encoder.config.max_positions = encoder.config.max_positions.min(most).max(1);
+            return Ok(AnyModel::Encoder(encoder));
+        }
+    };
     for note in model.config.limit_context(options.max_positions) {
         tracing::info!("{note}");
     }
@@ -68,23 +113,26 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<LoadedModel, 
         let vocab_size = model.config.vocab_size;
         generation::replace(&mut model.generation, OVERRIDE, value, vocab_size)?;
     }
-    Ok(model)
+    Ok(AnyModel::Decoder(model))
 }
 
 #[cfg_attr(
     not(feature = "hub"),
     allow(unused_variables, reason = "the other options are the hub's")
 )]
-fn read(source: &ModelSource, options: &LoadOptions) -> Result<LoadedModel, ModelError> {
+fn read(source: &ModelSource, options: &LoadOptions) -> Result<AnyModel, ModelError> {
+    let decoder = |model: Result<LoadedModel, ModelError>| {
+        model.map(|model| AnyModel::Decoder(Box::new(model)))
+    };
     match source {
         ModelSource::Directory(path) => from_directory(path, file_name(path)),
-        ModelSource::Gguf(path) => gguf::load(path, file_name(path)),
+        ModelSource::Gguf(path) => decoder(gguf::load(path, file_name(path))),
         #[cfg(feature = "hub")]
         ModelSource::Hub { id, revision, file } => {
             let path = hub::fetch(id, revision, file.as_deref(), &options.hub)?;
             match path.is_dir() {
                 true => from_directory(&path, id.clone()),
-                false => gguf::load(&path, id.clone()),
+                false => decoder(gguf::load(&path, id.clone())),
             }
         }
         #[cfg(not(feature = "hub"))]
@@ -93,23 +141,32 @@ fn read(source: &ModelSource, options: &LoadOptions) -> Result<LoadedModel, Mode
             reason: "it looks like a hub id, but this build cannot download (feature `hub`)".into(),
         }),
         #[cfg(feature = "demo-model")]
-        ModelSource::Demo => crate::demo::load(),
+        ModelSource::Demo => decoder(crate::demo::load()),
         #[cfg(feature = "demo-model")]
-        ModelSource::DemoVision => crate::demo::load_vision(),
-        ModelSource::Random { preset, seed } => crate::random::load(preset, *seed),
+        ModelSource::DemoVision => decoder(crate::demo::load_vision()),
+        ModelSource::Random { preset, seed } => decoder(crate::random::load(preset, *seed)),
     }
 }
 
 /// Loads the model in `directory` with the name `id`, from its GGUF file or its safetensors files.
-fn from_directory(directory: &Path, id: String) -> Result<LoadedModel, ModelError> {
+fn from_directory(directory: &Path, id: String) -> Result<AnyModel, ModelError> {
     let io = |error| ModelError::Io { path: directory.to_owned(), error };
     if !std::fs::metadata(directory).map_err(io)?.is_dir() {
         return Err(io(std::io::Error::other("expected a directory")));
     }
-    match directory::gguf_instead(directory)? {
-        Some(path) => gguf::load(&path, id),
-        None => directory::load(directory, id),
-    }
+    let model = match directory::gguf_instead(directory)? {
+        Some(path) => gguf::load(&path, id)?,
+        None => {
+            let config = optional(directory::read_config(directory))?;
+            let family = config.as_ref().and_then(crate::encoder::family);
+            if let Some((config, family)) = config.as_ref().zip(family) {
+                let encoder = encoder::load(directory, id, config, family)?;
+                return Ok(AnyModel::Encoder(Box::new(encoder)));
+            }
+            directory::load(directory, id)?
+        }
+    };
+    Ok(AnyModel::Decoder(Box::new(model)))
 }
 
 /// The last component of a path, which is used as the model's name.

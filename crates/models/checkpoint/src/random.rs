@@ -54,6 +54,7 @@ pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
         // Sampling is off, because tests and benchmarks need the same answer every time.
         generation: GenerationDefaults { do_sample: Some(false), ..GenerationDefaults::default() },
         embedding: None,
+        scores: None,
         generates: true,
         images,
         skills,

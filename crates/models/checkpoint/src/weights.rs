@@ -74,17 +74,27 @@ impl Weights {
     /// Maps the safetensors files of a model directory: `model.safetensors`, or the files that
     /// `model.safetensors.index.json` lists.
     pub(crate) fn open_directory(directory: &Path) -> Result<Self, ModelError> {
+        let mut weights = Self::open_named(directory, safetensors::canonical_name)?;
+        interleaved::divide(&mut weights)?;
+        Ok(weights)
+    }
+
+    /// Maps the safetensors files of a model directory. `rename` returns the name of a tensor.
+    pub(crate) fn open_named(
+        directory: &Path,
+        rename: fn(&str) -> String,
+    ) -> Result<Self, ModelError> {
         let mut weights = Self::empty(directory.display().to_string());
         let single = directory.join(safetensors::SINGLE);
         let index_path = directory.join(safetensors::INDEX);
         if single.exists() {
-            weights.add_safetensors(&single)?;
+            weights.add_safetensors(&single, rename)?;
         } else if index_path.exists() {
             let index = files::read_json(&index_path)?;
             for shard in safetensors::shards(&index_path.display().to_string(), &index)? {
-                weights.add_safetensors(&directory.join(shard))?;
+                weights.add_safetensors(&directory.join(shard), rename)?;
             }
-            safetensors::check_index(&weights, &index, directory)?;
+            safetensors::check_index(&weights, &index, directory, rename)?;
         } else {
             let mut expected = format!("{} or {}", safetensors::SINGLE, safetensors::INDEX);
             if ["pytorch_model.bin", "pytorch_model.bin.index.json"]
@@ -95,12 +105,29 @@ impl Weights {
             }
             return Err(ModelError::MissingFile { directory: directory.to_owned(), expected });
         }
-        interleaved::divide(&mut weights)?;
         Ok(weights)
     }
 
-    fn add_safetensors(&mut self, path: &Path) -> Result<(), ModelError> {
-        safetensors::add(self, &path.display().to_string(), Bytes::map(path)?)
+    fn add_safetensors(
+        &mut self,
+        path: &Path,
+        rename: fn(&str) -> String,
+    ) -> Result<(), ModelError> {
+        let file = path.display().to_string();
+        safetensors::add_renamed(self, &file, Bytes::map(path)?, |name| Ok(rename(name)))
+    }
+
+    /// Maps the safetensors file of a module. The names of its tensors begin with `module.`.
+    pub(crate) fn add_module(&mut self, path: &Path, module: &str) -> Result<(), ModelError> {
+        let mut own = Self::empty(path.display().to_string());
+        own.add_safetensors(path, str::to_owned)?;
+        let first = self.regions.len();
+        self.regions.append(&mut own.regions);
+        for (name, mut stored) in own.tensors {
+            stored.region += first;
+            self.insert(format!("{module}.{name}"), stored)?;
+        }
+        Ok(())
     }
 
     /// Reads a safetensors file that is in memory already. `file` is its name in error messages.

@@ -337,8 +337,7 @@ fn spec_of(
         // A state covers all positions of a step, and cannot go back to an earlier one.
         proposals: state.is_none(),
         state: state.map(|state| checkpointed(state, shape)),
-        image_width: None,
-        regions: None,
+        ..BackendSpec::default()
     }
 }
 

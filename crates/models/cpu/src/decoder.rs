@@ -43,7 +43,7 @@ mod plan;
 mod profile;
 mod recurrent;
 mod regions;
-mod rope;
+pub(crate) mod rope;
 mod routing;
 mod selective;
 mod sequences;

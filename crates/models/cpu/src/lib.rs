@@ -1,5 +1,5 @@
-//! Models on the CPU: the decoder, the image encoder, and the stores of KV and of states, behind the
-//! engine's [`Backend`](stolon_backend::Backend) trait.
+//! Models on the CPU: the decoder, the image encoder, and the stores of KV and of states, and text
+//! encoders ([`EncoderBackend`]), behind the engine's [`Backend`](stolon_backend::Backend) trait.
 //!
 //! `stolon-checkpoint` describes a model and reads its files, and `stolon-kernels` has the
 //! arithmetic.
@@ -7,6 +7,9 @@
 
 mod backend;
 mod decoder;
+mod encoder;
+mod full_kv;
+mod head;
 mod kv_store;
 mod machine;
 mod memory;
@@ -16,4 +19,6 @@ mod workers;
 
 pub use backend::{CpuBackend, CpuOptions};
 pub use decoder::{Stage, StageTimes};
+pub use encoder::EncoderBackend;
+pub use head::Head;
 pub use machine::Machine;

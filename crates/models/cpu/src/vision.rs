@@ -16,7 +16,6 @@
 //! difference would make results depend on what ran before.
 
 mod merger;
-mod patch_kv;
 mod patches;
 mod positions;
 mod projector;
@@ -33,8 +32,8 @@ use stolon_checkpoint::kv::KvType;
 use stolon_kernels::Path;
 
 use crate::decoder::linear::Loader;
+use crate::full_kv::{FullKv, FullShape};
 use crate::workers::Workers;
-use patch_kv::PatchKv;
 use patches::Patches;
 use projector::Projector;
 use tower::{Activations, Tower};
@@ -162,7 +161,10 @@ impl Encoder {
         workers: &Workers,
     ) -> Result<Activations, BackendError> {
         let patches = Patches::of(&self.config, image, picture_size(image), index);
-        let kv = PatchKv::new(&self.config.tower, self.kv_type, self.path, patches.count())
+        let tower = &self.config.tower;
+        let (heads, head_dim) = (tower.heads, tower.head_dim());
+        let shape = FullShape { heads, head_dim, kv_type: self.kv_type, path: self.path };
+        let kv = FullKv::new(shape, std::iter::once(patches.count()))
             .map_err(|error| BackendError::Failed(format!("image: {error}")))?;
         Ok(self.tower.embed(&patches, kv, self.path, workers))
     }

@@ -183,6 +183,8 @@ impl Layer {
             scale: 1.0 / (HEAD_DIM as f32).sqrt(),
             softcap: None,
             sliding_window: None,
+            window_after: None,
+            bias: None,
             sinks: None,
         };
         attention(threads, &args, out);

@@ -14,8 +14,8 @@ use crate::lanes::{self, LANES, Lanes, dispatch, load_some, store_some};
 use crate::path::Path;
 
 pub use gates::{
-    decay_in_place, gelu_in_place, gelu_tanh_in_place, gelu_tanh_mul, mul_sigmoid, mul_silu,
-    squared_relu_in_place,
+    decay_in_place, gelu_in_place, gelu_mul, gelu_tanh_in_place, gelu_tanh_mul, mul_sigmoid,
+    mul_silu, squared_relu_in_place,
 };
 pub use layer_norm::{LayerNorm, layer_norm};
 

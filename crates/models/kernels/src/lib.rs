@@ -69,13 +69,13 @@ mod reference;
 /// The optimization level with which this crate was compiled, as in a profile's `opt-level`.
 pub const OPT_LEVEL: &str = env!("STOLON_KERNELS_OPT_LEVEL");
 
-pub use attention::args::{AttentionArgs, AttentionSequence, KvSlice};
+pub use attention::args::{AttentionArgs, AttentionSequence, KvSlice, RelativeBias};
 pub use attention::attention;
 pub use attention::prefix_sharing::positions_read;
 pub use buffer::{Buffer, Plain};
 pub use convolution::{convolution, convolution_silu};
 pub use elementwise::{
-    LayerNorm, add, clamped_swiglu, decay_in_place, gelu_in_place, gelu_tanh_in_place,
+    LayerNorm, add, clamped_swiglu, decay_in_place, gelu_in_place, gelu_mul, gelu_tanh_in_place,
     gelu_tanh_mul, layer_norm, mul, mul_sigmoid, mul_silu, rms_norm, rms_norm_in_place, scale,
     silu_mul, soft_cap, squared_relu_in_place,
 };

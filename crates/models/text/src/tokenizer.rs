@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use tokenizers::Tokenizer as Trained;
+use tokenizers::{PostProcessor, Tokenizer as Trained, TruncationDirection};
 
 use crate::bounded::{Bounded, catch};
 use crate::detokenizer::Detokenizer;
@@ -59,6 +59,8 @@ struct Inner {
     decoding: Decoding,
     /// Maximum number of bytes of text that one token stands for.
     longest_token: usize,
+    /// Whether pairs of texts can be encoded.
+    has_pairs: bool,
 }
 
 #[derive(Debug)]
@@ -126,6 +128,7 @@ impl Tokenizer {
 
     fn build(file: &str, document: Value) -> Result<Self, TokenizerError> {
         let limits = longest::Limits::of(&document);
+        let has_pairs = check::has_pairs(&document["post_processor"]);
         let trained: Trained = serde_json::from_value(document)
             .map_err(|error| TokenizerError::malformed(file, error))?;
         let decoding = Decoding::of(&trained, file)?;
@@ -140,7 +143,7 @@ impl Tokenizer {
             trained.get_vocab(true).into_values().max().map_or(0, |largest| largest as usize + 1);
         let longest_token = limits.longest_token(&trained);
         let kind = Kind::Trained(Box::new(trained));
-        let inner = Inner { kind, vocab_size, special, decoding, longest_token };
+        let inner = Inner { kind, vocab_size, special, decoding, longest_token, has_pairs };
         let tokenizer = Self { inner: Arc::new(inner) };
         tokenizer.probe(file)?;
         Ok(tokenizer)
@@ -175,6 +178,7 @@ impl Tokenizer {
             special: HashSet::new(),
             decoding: Decoding::plain(),
             longest_token: 1,
+            has_pairs: true,
         };
         Self { inner: Arc::new(inner) }
     }
@@ -210,6 +214,37 @@ impl Tokenizer {
             return Err(TokenizerError::Encode(reason));
         }
         catch(|| self.encode_trusting(text, add_special))
+            .unwrap_or_else(|stopped| Err(TokenizerError::Encode(stopped.to_string())))
+    }
+
+    /// The token ids of a text, or of a pair of texts, with the special tokens that an encoder
+    /// expects around them, and the type (segment) of each. With `tokens_max`, tokens at the end of
+    /// the text, or of the longer one of the two, are left out until there are so many.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Encode`], also if the tokenizer has no template of pairs, or if the special
+    /// tokens alone are more than `tokens_max`.
+    pub fn encode_typed(
+        &self,
+        first: &str,
+        second: Option<&str>,
+        tokens_max: Option<usize>,
+    ) -> Result<Vec<(u32, u32)>, TokenizerError> {
+        let bytes = first.len().saturating_add(second.map_or(0, str::len));
+        if bytes > MAX_TEXT {
+            let reason = format!("expected at most {MAX_TEXT} bytes, got {bytes}");
+            return Err(TokenizerError::Encode(reason));
+        }
+        let Kind::Trained(trained) = &self.inner.kind else {
+            let ids = first.bytes().chain(second.unwrap_or_default().bytes());
+            let typed = ids.map(|byte| (u32::from(byte), 0));
+            return Ok(typed.take(tokens_max.unwrap_or(usize::MAX)).collect());
+        };
+        if second.is_some() && !self.inner.has_pairs {
+            let reason = "expected one text, because the tokenizer has no template of pairs";
+            return Err(TokenizerError::Encode(reason.to_owned()));
+        }
+        catch(|| typed(trained, first, second, tokens_max))
             .unwrap_or_else(|stopped| Err(TokenizerError::Encode(stopped.to_string())))
     }
 
@@ -306,5 +341,78 @@ impl Tokenizer {
 
     pub(crate) fn decoding(&self) -> &Decoding {
         &self.inner.decoding
+    }
+}
+
+/// [`Tokenizer::encode_typed`] with a trained tokenizer.
+fn typed(
+    trained: &Trained,
+    first: &str,
+    second: Option<&str>,
+    tokens_max: Option<usize>,
+) -> Result<Vec<(u32, u32)>, TokenizerError> {
+    let failed = |error: tokenizers::Error| TokenizerError::Encode(error.to_string());
+    let mut first = trained.encode_fast(first, false).map_err(failed)?;
+    let mut second =
+        second.map(|text| trained.encode_fast(text, false)).transpose().map_err(failed)?;
+    if let Some(tokens_max) = tokens_max {
+        let added =
+            trained.get_post_processor().map_or(0, |post| post.added_tokens(second.is_some()));
+        let Some(room) = tokens_max.checked_sub(added) else {
+            let reason = format!("expected room for {added} special tokens, got {tokens_max}");
+            return Err(TokenizerError::Encode(reason));
+        };
+        let lens = [first.len(), second.as_ref().map_or(0, |second| second.len())];
+        let [of_first, of_second] = longest_first(lens, room);
+        let right = TruncationDirection::Right;
+        first.truncate(of_first, 0, right);
+        if let Some(second) = &mut second {
+            second.truncate(of_second, 0, right);
+        }
+    }
+    let all = trained.post_process(first, second, true).map_err(failed)?;
+    Ok(all.get_ids().iter().copied().zip(all.get_type_ids().iter().copied()).collect())
+}
+
+/// The lengths of two texts after tokens of the longer one were removed, one by one, until there are
+/// at most `room` of both together. Of texts that have become equal, the one that was longer keeps
+/// the last token, as in the library's `LongestFirst`.
+fn longest_first([first, second]: [usize; 2], room: usize) -> [usize; 2] {
+    if first + second <= room {
+        return [first, second];
+    }
+    let (half, rest) = (room / 2, room % 2);
+    if first <= half {
+        [first, room - first]
+    } else if second <= half {
+        [room - second, second]
+    } else {
+        if first > second { [half + rest, half] } else { [half, half + rest] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: texts are shortened as if tokens of the longer one were removed one by one.
+    #[test]
+    fn the_longer_text_is_shortened() {
+        let one_by_one = |mut lens: [usize; 2], room: usize| {
+            let first_is_longer = lens[0] > lens[1];
+            while lens[0] + lens[1] > room {
+                let of_first = lens[0] > lens[1] || lens[0] == lens[1] && !first_is_longer;
+                lens[usize::from(!of_first)] -= 1;
+            }
+            lens
+        };
+        for first in 0..9 {
+            for second in 0..9 {
+                for room in 0..12 {
+                    let got = longest_first([first, second], room);
+                    assert_eq!(got, one_by_one([first, second], room), "{first} {second} {room}");
+                }
+            }
+        }
     }
 }

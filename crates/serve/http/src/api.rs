@@ -37,6 +37,7 @@ pub mod responses;
 pub(crate) mod schema;
 #[cfg(feature = "openapi")]
 mod schemas;
+pub mod scores;
 pub mod sessions;
 pub mod skills;
 pub mod structured;

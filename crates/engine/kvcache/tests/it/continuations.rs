@@ -65,7 +65,7 @@ fn namespaces_and_images_are_kept_apart() {
     assert!(reader.continuation(&Namespace::default(), &long[..9], 100).is_empty());
     let mut positions = vec![1, 2, 3];
     let image = TokenSpan::Image { content_hash: 5, kv_len: 5, columns: 0 };
-    TokenSpanInterner::new(8).append(image, &mut positions);
+    TokenSpanInterner::new(8).append(image, &mut positions).expect("an id is free");
     insert(&mut writer, &salted("a"), &positions, &mut next);
     assert_eq!(reader.continuation(&salted("a"), &[1], 100), [2, 3]);
     assert!(reader.continuation(&salted("a"), &[1, 2, 3], 100).is_empty());

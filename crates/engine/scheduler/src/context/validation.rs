@@ -59,6 +59,10 @@ pub(super) fn check(
         // An embedding generates nothing, and ends when the prompt is computed.
         return Ok(1);
     }
+    if spec.whole_prompts {
+        let expected = "a way of pooling, because the backend returns hidden states only";
+        return Err(EngineError::invalid("pooling", expected, "none"));
+    }
     let is_text = |&token: &u32| (token as usize) < vocab_size;
     if options.prompt_logprobs.is_some() && !request.tokens.iter().all(is_text) {
         let expected = "none for a prompt with coordinates or sizes";

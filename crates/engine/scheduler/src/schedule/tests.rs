@@ -267,3 +267,34 @@ proptest! {
         prop_assert!(false, "a sequence starved");
     }
 }
+
+/// Goal: prompts that are computed as a whole are never divided, a step is not filled beyond its
+/// tokens by more than one of them, a short one of another tenant is in the first step, and all are
+/// computed in the end.
+#[test]
+fn whole_prompts_are_not_divided_and_keep_no_short_one_waiting() {
+    for tokens in [64, 256, 2048] {
+        let whole = |len| SequenceView { image: Some((0, len)), ..view(0, len) };
+        let mut views = arrived([500; 9].map(whole));
+        views[8] = SequenceView { tenant: TenantId::new(Some("other")), ..views[8] };
+        views[8].tokens = 20;
+        (views[8].image, views[8].covered) = (Some((0, 20)), 20);
+        let mut left: Vec<usize> = (0..views.len()).collect();
+        for step in 1.. {
+            let waiting: Vec<SequenceView> = left.iter().map(|&index| views[index]).collect();
+            let slices = plan_of(&waiting, tokens);
+            assert!(!slices.is_empty(), "{tokens}: step {step}");
+            for slice in &slices {
+                assert_eq!((slice.start, slice.count), (0, waiting[slice.index].tokens));
+            }
+            let sum: usize = slices.iter().map(|slice| slice.count).sum();
+            assert!(sum <= tokens + 500, "{tokens}: {sum} tokens");
+            let done: Vec<usize> = slices.iter().map(|slice| left[slice.index]).collect();
+            assert!(step > 1 || done.contains(&8), "{tokens}: the short one waits");
+            left.retain(|index| !done.contains(index));
+            if left.is_empty() {
+                break;
+            }
+        }
+    }
+}

@@ -93,6 +93,12 @@ impl<'a> Keys<'a> {
         self.integer(key, 1)
     }
 
+    /// A size that must be given.
+    pub(crate) fn required(&self, key: &str) -> Result<usize, ModelError> {
+        self.size(key)?
+            .ok_or_else(|| self.invalid(key, &format!("an integer from 1 to {SIZE_MAX}")))
+    }
+
     /// A count: an integer from 0 to [`SIZE_MAX`].
     pub(crate) fn count(&self, key: &str) -> Result<Option<usize>, ModelError> {
         self.integer(key, 0)

@@ -3,7 +3,9 @@
 
 use serde_json::Value;
 
-use crate::config::Keys;
+use super::model::LoadedScores;
+use crate::config::{Keys, LinearWeights, TensorRole, TensorSpec};
+use crate::encoder::{HeadActivation, HeadConfig, HeadLayer, ScoreConfig, is_classifier};
 use crate::error::ModelError;
 use crate::weights::Weights;
 
@@ -24,6 +26,8 @@ const SCORES: [&str; 10] = [
     "cls.output.",
 ];
 const HEAD: &str = "lm_head.weight";
+/// The matrix of the labels of a classifier with a decoder.
+const SCORE: &str = "score.weight";
 
 /// Refuses a model whose class in `architectures` is not a language model, unless it has an output
 /// matrix and no matrix for scores. In this case, transformers loads it as a language model by its
@@ -51,6 +55,30 @@ pub(crate) fn refuse_scores(
         Some(score) => Err(weights_for_scores(file, score)),
         None => Ok(()),
     }
+}
+
+/// How a classifier or reranker with a decoder computes its scores; `None` if the model is not one,
+/// or has no matrix for scores. `hidden` is the width of its hidden states.
+///
+/// # Errors
+/// [`ModelError::InvalidKey`] and [`ModelError::Unsupported`] for keys about labels, and
+/// [`ModelError::WrongShape`] for another number of labels.
+pub(crate) fn scores(
+    file: &str,
+    value: &Value,
+    weights: &Weights,
+    hidden: usize,
+) -> Result<Option<LoadedScores>, ModelError> {
+    if !is_classifier(value) || !weights.contains(SCORE) {
+        return Ok(None);
+    }
+    let config = ScoreConfig::parse(&Keys::root(file, value)?)?;
+    let shape = vec![config.labels.len(), hidden];
+    let weight = TensorSpec { name: SCORE.to_owned(), shape, role: TensorRole::Matrix };
+    let weights_of = LinearWeights { weight: weight.clone(), bias: None };
+    let layer = HeadLayer::Linear { weights: weights_of, activation: HeadActivation::Identity };
+    weights.check_all([weight])?;
+    Ok(Some(LoadedScores { head: HeadConfig { layers: vec![layer] }, config }))
 }
 
 /// The error for weights that have the matrix `score` instead of an output matrix.

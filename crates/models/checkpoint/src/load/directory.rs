@@ -6,6 +6,8 @@ use serde_json::Value;
 use stolon_text::{TextSource, TokenizerSource};
 
 use super::embedding;
+#[cfg(feature = "hub")]
+use super::encoder;
 use super::model::{GenerationDefaults, LoadedModel};
 use super::{class, generation, head, images, skills};
 use crate::config::gguf::EncoderKind;
@@ -31,7 +33,7 @@ pub(crate) const CHAT_TEMPLATE_JSON: &str = "chat_template.json";
 
 /// All files that are read, except the weights.
 #[cfg(feature = "hub")]
-pub(crate) const SMALL: [&str; 12] = [
+pub(crate) const SMALL: [&str; 14] = [
     CONFIG,
     QUANTIZE_CONFIG,
     QUANT_CONFIG,
@@ -42,6 +44,8 @@ pub(crate) const SMALL: [&str; 12] = [
     CHAT_TEMPLATE_JSON,
     embedding::MODULES,
     embedding::POOLING,
+    encoder::PROMPTS,
+    encoder::SENTENCE_CONFIG,
     images::PREPROCESSOR,
     images::PROCESSOR,
 ];
@@ -58,11 +62,14 @@ pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelErr
     let generation = logged(generation);
     let mut weights = Weights::open_directory(directory)?;
     prepare(&mut weights, &config)?;
-    let generates = head::tie_missing(&mut config, &mut weights, embedding.as_ref());
+    let scores = class::scores(&file, &value, &weights, config.decoder.hidden_size)?;
+    let has_no_output = embedding.is_some() || scores.is_some();
+    let generates = head::tie_missing(&mut config, &mut weights, has_no_output);
+    let generates = generates && scores.is_none();
     if let Some(note) = head::untie_different(&mut config, &weights) {
         tracing::warn!("{note}");
     }
-    if embedding.is_none() {
+    if !has_no_output {
         class::refuse_scores(&file, &value, &weights)?;
     }
     weights.check(&config.decoder)?;
@@ -70,7 +77,18 @@ pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelErr
     let skills = skills::of_config(&Keys::root(&file, &value)?, &config.decoder)?;
     let text = text(directory)?;
     let config = config.decoder;
-    Ok(LoadedModel { id, config, weights, text, generation, embedding, generates, images, skills })
+    Ok(LoadedModel {
+        id,
+        config,
+        weights,
+        text,
+        generation,
+        embedding,
+        scores,
+        generates,
+        images,
+        skills,
+    })
 }
 
 /// The content of `config.json` in `directory`. If it does not say how the weights are quantized,

@@ -18,6 +18,8 @@ pub(crate) const POOLING: &str = "1_Pooling/config.json";
 const POOLING_PATH: &str = "1_Pooling";
 /// Maximum number of sizes in [`EmbeddingSizes::Listed`].
 const SIZES_MAX: usize = 1024;
+/// Maximum number of dense layers after the pooling.
+pub(crate) const DENSE_MAX: usize = 16;
 
 /// How a model's embeddings are computed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -60,20 +62,18 @@ impl EmbeddingSizes {
 /// there are none. `config` is the content of `config.json`.
 ///
 /// # Errors
-/// [`ModelError::Unsupported`] if embeddings are neither the last nor the mean hidden state.
+/// [`ModelError::Unsupported`] if several ways of pooling are combined, or for dense layers.
 pub(crate) fn of_directory(
     directory: &Path,
     config: &Value,
     hidden_size: usize,
 ) -> Result<Option<EmbeddingConfig>, ModelError> {
-    let path = directory.join(MODULES);
-    let Some(value) = optional(read_json(&path))? else { return Ok(None) };
-    let file = path.display().to_string();
-    let Some(normalize) = modules(&file, &value)? else { return Ok(None) };
-    let path = directory.join(POOLING);
-    let file = path.display().to_string();
-    let value = read_json(&path)?;
-    let pooling = pooling(&Keys::root(&file, &value)?, hidden_size)?;
+    let Some(Modules { dense, normalize }) = modules_of(directory)? else { return Ok(None) };
+    if let Some(path) = dense.first() {
+        let expected = "no dense layers after a language model";
+        return Err(ModelError::unsupported(MODULES, "path", expected, path));
+    }
+    let pooling = pooling_of(directory, hidden_size)?;
     let file = directory.join(super::directory::CONFIG).display().to_string();
     let keys = Keys::root(&file, config)?;
     refuse_own_code(&keys)?;
@@ -83,15 +83,34 @@ pub(crate) fn of_directory(
 
 /// Refuses a model with Python code of its own. In embedding models, such code mostly makes
 /// attention bidirectional (GritLM, for example).
-fn refuse_own_code(keys: &Keys<'_>) -> Result<(), ModelError> {
+pub(super) fn refuse_own_code(keys: &Keys<'_>) -> Result<(), ModelError> {
     match keys.object("auto_map")? {
         Some(map) if map.given("AutoModel") => Err(map.unsupported("AutoModel", "nothing")),
         _ => Ok(()),
     }
 }
 
-/// Whether the modules end with a normalization; `None` if they have no pooling, as in rerankers.
-fn modules(file: &str, value: &Value) -> Result<Option<bool>, ModelError> {
+/// The modules of a model of sentence-transformers after its transformer.
+pub(super) struct Modules {
+    /// The directories of the dense layers after the pooling.
+    pub(super) dense: Vec<String>,
+    /// Whether embeddings are normalized.
+    pub(super) normalize: bool,
+}
+
+/// The modules of the model in `directory`; `None` if it has no modules, or no pooling, as in
+/// rerankers.
+///
+/// # Errors
+/// [`ModelError::Unsupported`] for other modules, and another order.
+pub(super) fn modules_of(directory: &Path) -> Result<Option<Modules>, ModelError> {
+    let path = directory.join(MODULES);
+    let Some(value) = optional(read_json(&path))? else { return Ok(None) };
+    modules(&path.display().to_string(), &value)
+}
+
+/// The content of `modules.json`.
+fn modules(file: &str, value: &Value) -> Result<Option<Modules>, ModelError> {
     let Some(list) = value.as_array() else {
         return Err(ModelError::malformed(file, "expected a list of modules"));
     };
@@ -105,17 +124,40 @@ fn modules(file: &str, value: &Value) -> Result<Option<bool>, ModelError> {
         kinds.push(class.rsplit('.').next().unwrap_or(class));
         paths.push(keys.text("path")?.unwrap_or_default());
     }
-    let expected = "Transformer, Pooling and, if embeddings are normalised, Normalize";
-    match kinds[..] {
-        _ if !kinds.contains(&"Pooling") => Ok(None),
-        ["Transformer", "Pooling"] | ["Transformer", "Pooling", "Normalize"] => {
-            if paths[1] != POOLING_PATH {
-                return Err(ModelError::key(file, "path", POOLING_PATH, paths[1]));
-            }
-            Ok(Some(kinds.len() == 3))
-        }
-        _ => Err(ModelError::unsupported(file, "type", expected, kinds.join(", "))),
+    if !kinds.contains(&"Pooling") {
+        return Ok(None);
     }
+    let expected = "Transformer, Pooling, dense layers if there are any and, if embeddings are normalised, \
+         Normalize";
+    let unsupported = || ModelError::unsupported(file, "type", expected, kinds.join(", "));
+    let ["Transformer", "Pooling", rest @ ..] = &kinds[..] else { return Err(unsupported()) };
+    let (dense, normalize) = match rest {
+        [dense @ .., "Normalize"] => (dense, true),
+        dense => (dense, false),
+    };
+    if dense.len() > DENSE_MAX || dense.iter().any(|kind| *kind != "Dense") {
+        return Err(unsupported());
+    }
+    if paths[1] != POOLING_PATH {
+        return Err(ModelError::key(file, "path", POOLING_PATH, paths[1]));
+    }
+    let paths = &paths[2..2 + dense.len()];
+    let is_name = |path: &&str| {
+        !path.is_empty() && path.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    };
+    if let Some(path) = paths.iter().find(|path| !is_name(path)) {
+        return Err(ModelError::key(file, "path", "the name of a directory", path));
+    }
+    let dense = paths.iter().map(|path| (*path).to_owned()).collect();
+    Ok(Some(Modules { dense, normalize }))
+}
+
+/// The pooling of the model in `directory`.
+pub(super) fn pooling_of(directory: &Path, hidden_size: usize) -> Result<Pooling, ModelError> {
+    let path = directory.join(POOLING);
+    let file = path.display().to_string();
+    let value = read_json(&path)?;
+    pooling(&Keys::root(&file, &value)?, hidden_size)
 }
 
 /// Parses the pooling from the module's configuration.
@@ -151,8 +193,13 @@ fn pooling(keys: &Keys<'_>, hidden_size: usize) -> Result<Pooling, ModelError> {
     let pooling = match modes[..] {
         ["lasttoken"] => Pooling::Last,
         ["mean"] => Pooling::Mean,
+        ["cls"] => Pooling::First,
+        ["max"] => Pooling::Max,
+        ["weightedmean"] => Pooling::WeightedMean,
+        ["mean_sqrt_len_tokens"] => Pooling::MeanSqrtLen,
         _ => {
-            let expected = "lasttoken or mean";
+            let expected =
+                "one of cls, max, mean, mean_sqrt_len_tokens, weightedmean and lasttoken";
             return Err(ModelError::unsupported(
                 keys.file,
                 "pooling_mode",
@@ -162,14 +209,14 @@ fn pooling(keys: &Keys<'_>, hidden_size: usize) -> Result<Pooling, ModelError> {
         }
     };
     // The part of a text that is the prompt is not known here.
-    if pooling == Pooling::Mean && keys.flag("include_prompt")? == Some(false) {
+    if pooling != Pooling::Last && keys.flag("include_prompt")? == Some(false) {
         return Err(keys.unsupported("include_prompt", "true"));
     }
     Ok(pooling)
 }
 
 /// The sizes that `config.json` declares, with the same keys as in vLLM.
-fn sizes(keys: &Keys<'_>, hidden_size: usize) -> Result<EmbeddingSizes, ModelError> {
+pub(super) fn sizes(keys: &Keys<'_>, hidden_size: usize) -> Result<EmbeddingSizes, ModelError> {
     const KEY: &str = "matryoshka_dimensions";
     if let Some(sizes) = keys.counts(KEY)? {
         let range = 1..=hidden_size;
@@ -222,17 +269,30 @@ mod tests {
     #[test]
     fn modules_are_read_or_refused_by_name() {
         let of = |kinds: &[&str]| {
-            let path = |kind: &str| if kind.ends_with("Pooling") { "1_Pooling" } else { "" };
-            let list = kinds.iter().map(|kind| json!({"type": kind, "path": path(kind)}));
-            modules("f", &list.collect()).map_err(|error| error.to_string())
+            let path = |(index, kind): (usize, &str)| match kind.rsplit('.').next() {
+                Some("Pooling") => "1_Pooling".to_owned(),
+                Some("Dense") => format!("{index}_Dense"),
+                _ => String::new(),
+            };
+            let list = kinds.iter().enumerate();
+            let list = list.map(|(index, kind)| json!({"type": kind, "path": path((index, kind))}));
+            let modules = modules("f", &list.collect()).map_err(|error| error.to_string())?;
+            Ok::<_, String>(modules.map(|modules| (modules.dense, modules.normalize)))
         };
         let (transformer, pooling) = ("a.models.Transformer", "b.modules.pooling.Pooling");
-        assert_eq!(of(&[transformer, pooling]), Ok(Some(false)));
-        assert_eq!(of(&[transformer, pooling, "Normalize"]), Ok(Some(true)));
+        assert_eq!(of(&[transformer, pooling]), Ok(Some((vec![], false))));
+        assert_eq!(of(&[transformer, pooling, "Normalize"]), Ok(Some((vec![], true))));
+        let dense = vec!["2_Dense".to_owned()];
+        assert_eq!(of(&[transformer, pooling, "y.Dense", "Normalize"]), Ok(Some((dense, true))));
         assert_eq!(of(&[transformer, "x.LogitScore"]), Ok(None));
         assert_eq!(of(&[]), Ok(None));
-        let error = of(&[transformer, pooling, "y.Dense", "Normalize"]).expect_err("refused");
-        assert!(error.contains("Dense"), "{error}");
+        for refused in ["y.WordWeights", "Transformer"] {
+            let error = of(&[transformer, pooling, refused, "Normalize"]).expect_err("refused");
+            assert!(error.contains(refused.rsplit('.').next().expect("a name")), "{error}");
+        }
+        let outside = json!([{"type": transformer}, {"type": pooling, "path": "1_Pooling"},
+                             {"type": "Dense", "path": "../2_Dense"}]);
+        assert!(modules("f", &outside).is_err());
         for bad in [json!({}), json!([1]), json!([{"path": ""}])] {
             assert!(modules("f", &bad).is_err(), "{bad}");
         }

@@ -30,6 +30,7 @@ pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {
         text,
         generation,
         embedding,
+        scores: None,
         generates: true,
         images: None,
         skills: None,

@@ -1,6 +1,5 @@
 //! Decides which matrix computes the logits if `config.json` and the weights disagree.
 
-use super::embedding::EmbeddingConfig;
 use crate::config::ParsedConfig;
 use crate::weights::Weights;
 
@@ -10,16 +9,16 @@ const HEAD: &str = "lm_head.weight";
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// Makes the embedding the output matrix of a model without one, if the model may lack it.
-/// Embedding models may lack it although the two matrices are not tied (Qwen3-Embedding-8B); their
+/// Models for embeddings and scores (`has_no_output`) may lack it although the two matrices are not tied (Qwen3-Embedding-8B); their
 /// logits then have no meaning. Returns whether the model generates text.
 pub(crate) fn tie_missing(
     config: &mut ParsedConfig,
     weights: &mut Weights,
-    embedding: Option<&EmbeddingConfig>,
+    has_no_output: bool,
 ) -> bool {
     let is_missing = !config.decoder.tie_word_embeddings && !weights.contains(HEAD);
-    let generates = !is_missing || config.may_lack_head || embedding.is_none();
-    if is_missing && (config.may_lack_head || embedding.is_some()) {
+    let generates = !is_missing || config.may_lack_head || !has_no_output;
+    if is_missing && (config.may_lack_head || has_no_output) {
         config.decoder.tie_word_embeddings = true;
     }
     // Files of tied models have the matrix under one of the two names.

@@ -8,6 +8,7 @@ use super::images::ImageModel;
 use super::skills::SkillPrompts;
 use super::suppressed::SuppressedTokens;
 use crate::config::DecoderConfig;
+use crate::encoder::{HeadConfig, ScoreConfig};
 use crate::weights::Weights;
 
 /// A model that was read and checked.
@@ -26,6 +27,8 @@ pub struct LoadedModel {
     pub generation: GenerationDefaults,
     /// How embeddings are computed; `None` for a model that is not an embedding model.
     pub embedding: Option<EmbeddingConfig>,
+    /// How scores of texts are computed; `None` for a model that is not a classifier.
+    pub scores: Option<LoadedScores>,
     /// Whether the model generates text. An embedding model may have no output matrix; its logits
     /// then have no meaning.
     pub generates: bool,
@@ -33,6 +36,15 @@ pub struct LoadedModel {
     pub images: Option<ImageModel>,
     /// The prompts of the model's skills; `None` if it has none.
     pub skills: Option<SkillPrompts>,
+}
+
+/// What a classifier or reranker with a decoder computes from the hidden state of the last token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadedScores {
+    /// The projection to the labels. Its tensors are among the weights.
+    pub head: HeadConfig,
+    /// The labels.
+    pub config: ScoreConfig,
 }
 
 /// The keys of `generation_config.json` that the engine uses. `None` means that the key is missing.

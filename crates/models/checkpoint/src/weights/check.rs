@@ -18,6 +18,21 @@ impl Weights {
         self.problems(config).next().map_or(Ok(()), Err)
     }
 
+    /// The same as [`check`](Self::check) for a list of tensors.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn check_all(
+        &self,
+        tensors: impl IntoIterator<Item = TensorSpec>,
+    ) -> Result<(), ModelError> {
+        self.check_disjoint()?;
+        tensors.into_iter().try_for_each(|spec| {
+            let stored = self.stored(&spec.name, &spec.shape)?;
+            self.checked(&spec.name, stored, &spec.shape).map(drop)
+        })
+    }
+
     /// All errors that [`check`](Self::check) can find.
     pub(crate) fn problems(&self, config: &DecoderConfig) -> impl Iterator<Item = ModelError> {
         let of_tensor = |spec: TensorSpec| {
@@ -82,7 +97,7 @@ impl Weights {
     }
 
     /// Divides matrices or vectors. Each has a name and the tensors whose rows it contains.
-    pub(super) fn split_stacked(
+    pub(crate) fn split_stacked(
         &mut self,
         stacked: Vec<(String, Vec<TensorSpec>)>,
     ) -> Result<(), ModelError> {

@@ -31,6 +31,7 @@ pub(crate) const INDEX: &str = "model.safetensors.index.json";
 pub(crate) const SINGLE: &str = "model.safetensors";
 
 /// Adds the tensors of one file to `weights`. `file` is its name in error messages.
+#[cfg(any(test, fuzzing, feature = "demo-model", feature = "hub"))]
 pub(crate) fn add(weights: &mut Weights, file: &str, bytes: Bytes) -> Result<(), ModelError> {
     add_renamed(weights, file, bytes, |name| Ok(canonical_name(name)))
 }
@@ -186,10 +187,15 @@ pub(crate) fn shards(file: &str, index: &Value) -> Result<Vec<String>, ModelErro
 }
 
 /// Checks that `weights` has every tensor in the index.
-pub(crate) fn check_index(weights: &Weights, index: &Value, dir: &Path) -> Result<(), ModelError> {
+pub(crate) fn check_index(
+    weights: &Weights,
+    index: &Value,
+    dir: &Path,
+    rename: fn(&str) -> String,
+) -> Result<(), ModelError> {
     let map = index.get("weight_map").and_then(Value::as_object);
     for (tensor, shard) in map.into_iter().flatten() {
-        if !weights.contains(&canonical_name(tensor)) {
+        if !weights.contains(&rename(tensor)) {
             let shard = dir.join(shard.as_str().unwrap_or_default());
             return Err(ModelError::malformed(
                 shard.display().to_string(),

@@ -66,7 +66,7 @@ impl Default for CpuOptions {
 }
 
 impl CpuOptions {
-    pub(super) fn thread_count(&self) -> Result<usize, ModelError> {
+    pub(crate) fn thread_count(&self) -> Result<usize, ModelError> {
         match self.threads.unwrap_or_else(Threads::default_count) {
             0 => Err(ModelError::InvalidOption {
                 name: "threads".to_owned(),
@@ -121,7 +121,7 @@ impl CpuOptions {
         }
     }
 
-    pub(super) fn workers(&self, count: usize) -> Workers {
+    pub(crate) fn workers(&self, count: usize) -> Workers {
         let bound = self.bind_threads.then(|| Workers::bound(count));
         if let Some(None) = bound {
             tracing::warn!("the {count} threads cannot be bound to as many processors");

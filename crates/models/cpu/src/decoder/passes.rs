@@ -397,6 +397,8 @@ impl LayerAttention<'_> {
             scale,
             softcap,
             sliding_window,
+            window_after: None,
+            bias: None,
             sinks,
         };
         kernels::attention(workers.for_work(2 * products), &args, out);

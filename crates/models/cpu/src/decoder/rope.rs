@@ -8,7 +8,7 @@ const POSITIONS_MIN: usize = 256;
 
 /// The rotation of a row of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rotation {
+pub(crate) enum Rotation {
     /// By one position, as for text.
     Position(u32),
     /// By three coordinates: an index in the coordinates of the step ([`RopeTable::place`]).
@@ -18,7 +18,7 @@ pub(super) enum Rotation {
 /// The table of one rotary embedding. It grows with the positions in use, so that its size depends
 /// on the actual context lengths and not on the model's maximum.
 #[derive(Debug)]
-pub(super) struct RopeTable {
+pub(crate) struct RopeTable {
     rope: Rope,
     rotary_dim: usize,
     max_positions: usize,
@@ -33,14 +33,14 @@ pub(super) struct RopeTable {
 }
 
 impl RopeTable {
-    pub(super) fn new(rope: &Rope, rotary_dim: usize, max_positions: usize) -> Self {
+    pub(crate) fn new(rope: &Rope, rotary_dim: usize, max_positions: usize) -> Self {
         let rope = rope.clone();
         let [cos, sin, grid_cos, grid_sin] = [const { Vec::new() }; 4];
         Self { rope, rotary_dim, max_positions, cos, sin, grid_cos, grid_sin }
     }
 
     /// Grows the table to at least the positions `0..count`.
-    pub(super) fn grow(&mut self, count: usize) {
+    pub(crate) fn grow(&mut self, count: usize) {
         let known = self.cos.len() / (self.rotary_dim / 2);
         if count <= known {
             return;
@@ -66,7 +66,7 @@ impl RopeTable {
     }
 
     /// The cosines and sines of a row, `[rotary_dim / 2]` each.
-    pub(super) fn at(&self, rotation: Rotation) -> (&[f32], &[f32]) {
+    pub(crate) fn at(&self, rotation: Rotation) -> (&[f32], &[f32]) {
         let half = self.rotary_dim / 2;
         let (cos, sin, row) = match rotation {
             Rotation::Position(position) => (&self.cos, &self.sin, position as usize),

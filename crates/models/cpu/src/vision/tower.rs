@@ -4,10 +4,10 @@ use stolon_checkpoint::config::{LayerNormWeights, TowerConfig, VisionLayerWeight
 use stolon_checkpoint::error::ModelError;
 use stolon_kernels::{self as kernels, LayerNorm, Matrix, Operands, Path, Product, RowSums, Sink};
 
-use super::patch_kv::PatchKv;
 use super::patches::Patches;
 use super::positions::{Positions, Rotations};
 use crate::decoder::linear::{Linear, Loader, multiply, project};
+use crate::full_kv::{FullKv, FullMask};
 use crate::workers::Workers;
 
 /// A tower with packed weights.
@@ -49,7 +49,7 @@ pub(super) struct Activations {
     /// Queries.
     q: Vec<f32>,
     /// Keys and values.
-    kv: PatchKv,
+    kv: FullKv,
     /// The rotations of queries and keys.
     rotations: Rotations,
     /// The output of attention.
@@ -94,7 +94,7 @@ impl Tower {
     pub(super) fn embed(
         &self,
         patches: &Patches<'_>,
-        kv: PatchKv,
+        kv: FullKv,
         path: Path,
         workers: &Workers,
     ) -> Activations {
@@ -134,7 +134,7 @@ impl Tower {
         let rows = x.len() / self.config.hidden_size;
         attention_norm.pack(x, normed, &[0, 1, 2].map(|part| &qkv[part].matrix), path, workers);
         self.heads(qkv, (normed, rotations), (&mut *q, &mut *kv), path, workers);
-        kv.attend(q, attended, path, workers);
+        kv.attend(q, attended, &FullMask::default(), path, workers);
         mixed.reset(rows, &[&output.matrix]);
         mixed.pack(workers.for_pass(rows, self.config.hidden_size), attended);
         project(output, mixed, Sink::Add(x), path, workers);
@@ -154,7 +154,7 @@ impl Tower {
         &self,
         linears: &[Linear; 3],
         (rows, rotations): (&Operands, &Rotations),
-        (q, kv): (&mut [f32], &mut PatchKv),
+        (q, kv): (&mut [f32], &mut FullKv),
         path: Path,
         workers: &Workers,
     ) {

@@ -52,6 +52,7 @@ pub(super) fn applies(args: &AttentionArgs<'_>) -> bool {
     amx_support::reads_bf16_heads(args.path, args.head_dim)
         && bf16
         && args.key_layout == KvLayout::Rows
+        && args.bias.is_none()
 }
 
 /// Computes a work item: stores the states of its spans, or writes its rows and heads of the
@@ -241,7 +242,7 @@ impl AmxWork<'_> {
                 // last query needs none.
                 let row = query.min(self.queries_each - 1) / group;
                 let first_seen = self.args.first_seen(self.chunk().position + row);
-                let last_seen = self.chunk().seen_end(row) - 1;
+                let last_seen = self.chunk().seen_end(self.args, row) - 1;
                 (first, last) = (position_lane(first_seen), position_lane(last_seen));
             }
             // SAFETY: `query` is below `self.queries`, for which both arrays have room.

@@ -2,6 +2,7 @@
 
 use stolon_kvcache::BlockId;
 
+use crate::attention::sizes::POSITIONS_PER_TILE;
 use crate::kv_layout::KvLayout;
 use crate::lanes::LANES;
 use crate::path::Path;
@@ -62,6 +63,44 @@ pub struct AttentionSequence<'a> {
     pub block_table: &'a [BlockId],
 }
 
+/// Numbers that are added to the scores and that depend on the head and on the distance of a
+/// position from the query (T5, MPNet, ALiBi).
+#[derive(Clone, Copy, Debug)]
+pub struct RelativeBias<'a> {
+    values: &'a [f32],
+    reach: usize,
+}
+
+impl<'a> RelativeBias<'a> {
+    /// Number of values of a head for sequences of at most `reach` positions: one for each distance
+    /// from `-reach` to `reach`, and a tile on both sides, so that whole tiles can be read.
+    #[must_use]
+    pub const fn head_len(reach: usize) -> usize {
+        2 * (reach + POSITIONS_PER_TILE) + 1
+    }
+
+    /// The values of all heads, `[heads, head_len(reach)]`, in the units of scores times log2(e).
+    /// The value of distance 0 is in the middle of each row; larger positions come later.
+    ///
+    /// # Panics
+    /// If the number of values is not a multiple of [`RelativeBias::head_len`].
+    #[must_use]
+    pub fn new(values: &'a [f32], reach: usize) -> Self {
+        let len = Self::head_len(reach);
+        assert!(values.len().is_multiple_of(len), "expected rows of {len} values for a bias");
+        Self { values, reach }
+    }
+
+    /// The value of `head` for the position `begin`, as seen by a query at `position`, and the
+    /// values of the 63 positions after it. The query and at least one of the positions are in a
+    /// sequence of at most `reach` positions.
+    #[inline]
+    pub(super) fn of_tile(&self, head: usize, position: usize, begin: usize) -> &'a [f32] {
+        let zero = head * Self::head_len(self.reach) + self.reach + POSITIONS_PER_TILE;
+        &self.values[zero + begin - position..][..POSITIONS_PER_TILE]
+    }
+}
+
 /// The arguments of one call of [`attention`](crate::attention()).
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionArgs<'a> {
@@ -96,6 +135,11 @@ pub struct AttentionArgs<'a> {
     /// Number of positions that a query sees up to its own, at least 1; `None` if it sees all of
     /// them.
     pub sliding_window: Option<usize>,
+    /// Number of positions after its own that a query of a [`full`](AttentionSequence::full)
+    /// sequence sees; `None` if it sees all of them up to the last query's.
+    pub window_after: Option<usize>,
+    /// Numbers that are added to the scores; `None` if there are none.
+    pub bias: Option<RelativeBias<'a>>,
     /// `[heads]`: the score of each head's attention sink. A sink takes part in the softmax as one
     /// more position whose value is zero. `None` if there are no sinks.
     pub sinks: Option<&'a [f32]>,
@@ -115,6 +159,12 @@ impl AttentionArgs<'_> {
     /// First position that a query at `position` sees.
     pub(super) fn first_seen(&self, position: usize) -> usize {
         self.sliding_window.map_or(0, |window| (position + 1).saturating_sub(window))
+    }
+
+    /// The last position that a query at `position` of a full sequence with `end` positions sees,
+    /// plus one.
+    pub(super) fn full_end(&self, position: usize, end: usize) -> usize {
+        self.window_after.map_or(end, |after| end.min((position + 1).saturating_add(after)))
     }
 
     /// The block that holds a position of a sequence.
@@ -193,6 +243,24 @@ impl AttentionArgs<'_> {
                  transposed in blocks of {block_size}",
                 self.block_size,
                 self.head_dim
+            );
+        }
+        if let Some(RelativeBias { values, reach }) = self.bias {
+            assert!(
+                !matches!(self.keys, KvSlice::Int8 { .. }),
+                "attention: expected keys that are not bytes with a bias"
+            );
+            assert_eq!(
+                values.len(),
+                self.heads * RelativeBias::head_len(reach),
+                "attention: expected a bias of {} heads",
+                self.heads
+            );
+            let longest = self.sequences.iter().map(|sequence| sequence.start + sequence.count);
+            let longest = longest.max().unwrap_or(0);
+            assert!(
+                longest <= reach,
+                "attention: expected at most {reach} positions with this bias, got {longest}"
             );
         }
         self.keys.check_scales(self.head_dim);

@@ -180,15 +180,17 @@ fn query_chunks(args: &AttentionArgs<'_>) -> Vec<QueryChunk> {
         for from in (0..sequence.count).step_by(rows_per_chunk) {
             let position = sequence.start + from;
             let count = rows_per_chunk.min(sequence.count - from);
-            let seen = if sequence.full { sequence.count } else { from + count };
+            let end = sequence.start + sequence.count;
+            let last = position + count - 1;
+            let seen_end = if sequence.full { args.full_end(last, end) } else { last + 1 };
             chunks.push(QueryChunk {
                 sequence: index,
                 row: row + from,
                 position,
                 count,
                 first: args.first_seen(position),
-                end: sequence.start + seen,
-                full: sequence.full,
+                end: seen_end,
+                full: sequence.full.then_some(end),
                 states: None,
             });
         }

@@ -23,8 +23,8 @@ pub(super) struct QueryChunk {
     pub(super) first: usize,
     /// The last position that any of the queries sees, plus one.
     pub(super) end: usize,
-    /// Whether all queries see the positions up to `end`, and not only those up to their own.
-    pub(super) full: bool,
+    /// The end of the sequence if its queries see positions after their own; `None` if they do not.
+    pub(super) full: Option<usize>,
     /// If the chunk's context is split over several work items: where the states of its spans,
     /// `[spans][kv_heads]`, begin in the memory for states, in `f32`s.
     pub(super) states: Option<usize>,
@@ -33,8 +33,9 @@ pub(super) struct QueryChunk {
 impl QueryChunk {
     /// The last position that the query of row `row` sees, plus one.
     #[inline(always)]
-    pub(super) fn seen_end(&self, row: usize) -> usize {
-        if self.full { self.end } else { self.position + row + 1 }
+    pub(super) fn seen_end(&self, args: &AttentionArgs<'_>, row: usize) -> usize {
+        let position = self.position + row;
+        self.full.map_or(position + 1, |end| args.full_end(position, end))
     }
 
     /// Number of query vectors that use one kv head: rows times query heads per kv head.

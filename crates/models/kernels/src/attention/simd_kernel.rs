@@ -295,6 +295,7 @@ impl SimdWork<'_> {
         let words = self.args.head_dim / A::VALUES_PER_WORD;
         let scales = tile.now.scales();
         let in_tile = TileScores { scales: scales.as_ref(), softcap: self.args.softcap_base_2() };
+        let has_bias = self.args.bias.is_some();
         let mut next_first = 0;
         while next_first < queries {
             let first = next_first;
@@ -317,9 +318,46 @@ impl SimdWork<'_> {
             unsafe {
                 let scores = self.scores.add(first * POSITIONS_PER_TILE);
                 A::score(self, tile, &group, q.add(first * words), scores);
+                if has_bias {
+                    self.add_bias::<A>(&readers, &group, tile.now, scores);
+                }
                 in_tile.step::<A>(scores, &group, state, (!whole).then_some(seen));
                 let sums = state.values.add(first * self.padded_dim);
                 A::add_values(self, tile, &group, scores, sums);
+            }
+        }
+    }
+
+    /// Adds the relative bias to the scores of a row group.
+    ///
+    /// # Safety
+    /// `scores` is valid for 64 values for each live row of the group, and the methods of A may be
+    /// called.
+    #[inline(always)]
+    unsafe fn add_bias<A: Arithmetic>(
+        &self,
+        readers: &ReaderGroup,
+        group: &RowGroup,
+        view: &TileView<'_>,
+        scores: *mut f32,
+    ) {
+        let Some(bias) = self.args.bias else { return };
+        let shared = self.args.heads / self.args.kv_heads;
+        for row in 0..group.live {
+            let query = group.first + row;
+            let chunk = self.plan.chunk(self.item, readers.start + query / self.queries);
+            let own = query % self.queries;
+            let head = view.kv_head * shared + own % shared;
+            let position = chunk.position + own / shared;
+            let values = bias.of_tile(head, position, view.location.begin);
+            for panel in (0..group.panels * LANES).step_by(LANES) {
+                // SAFETY: `panels` is at most 4, the panels of the 64 scores of a live row and of
+                // the 64 values.
+                unsafe {
+                    let at = scores.add(row * POSITIONS_PER_TILE + panel);
+                    let value = A::Lanes::load(values.as_ptr().add(panel));
+                    A::Lanes::load(at).add(value).store(at);
+                }
             }
         }
     }
@@ -336,7 +374,7 @@ impl SimdWork<'_> {
         let group = self.args.heads / self.args.kv_heads;
         let (chunk, row) = (self.plan.chunk(self.item, readers.start), query / group);
         let in_tile = |position: usize| position.saturating_sub(begin).min(POSITIONS_PER_TILE);
-        in_tile(self.args.first_seen(chunk.position + row))..in_tile(chunk.seen_end(row))
+        in_tile(self.args.first_seen(chunk.position + row))..in_tile(chunk.seen_end(self.args, row))
     }
 
     /// Packs the queries of a reader group for the microkernels, `[row group][words of a head][rows

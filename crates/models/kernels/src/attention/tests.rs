@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng};
 use stolon_kvcache::BlockId;
 
 use super::*;
-use crate::attention::args::{AttentionSequence, KvSlice};
+use crate::attention::args::{AttentionSequence, KvSlice, RelativeBias};
 use crate::kv_layout::KvLayout;
 use crate::path::{Path, PathKind};
 use crate::reference::{random, to_bf16, worst};
@@ -195,11 +195,15 @@ struct Mask<'a> {
     sinks: Option<&'a [f32]>,
     /// Whether the queries of each part see all positions up to the part's end.
     full: bool,
+    /// Number of positions after their own that the queries see, if they do not see all.
+    after: Option<usize>,
+    /// The rows of a relative bias and its reach.
+    bias: Option<(&'a [f32], usize)>,
 }
 
 impl<'a> From<Option<&'a [f32]>> for Mask<'a> {
     fn from(sinks: Option<&'a [f32]>) -> Self {
-        Mask { sinks, full: false }
+        Mask { sinks, ..Mask::default() }
     }
 }
 
@@ -210,7 +214,7 @@ fn expected_with<'a>(
     positions: Range<usize>,
     mask: impl Into<Mask<'a>>,
 ) -> Vec<f64> {
-    let (Mask { sinks, full }, end) = (mask.into(), positions.end);
+    let (Mask { sinks, full, after, bias }, end) = (mask.into(), positions.end);
     let Shape { heads, kv_heads, head_dim, softcap, window, .. } = shape;
     let mut out = Vec::new();
     for position in positions {
@@ -218,12 +222,17 @@ fn expected_with<'a>(
             let q = &sequence.q[(position * heads + head) * head_dim..][..head_dim];
             let kv = |at: usize| (at * kv_heads + head / (heads / kv_heads)) * head_dim;
             let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
-            let scores: Vec<f64> = (first..if full { end } else { position + 1 })
+            let last = after.map_or(end, |after| end.min(position + 1 + after));
+            let scores: Vec<f64> = (first..if full { last } else { position + 1 })
                 .map(|at| {
                     let k = &sequence.k[kv(at)..][..head_dim];
                     let dot: f64 =
                         q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
-                    let score = dot / (head_dim as f64).sqrt();
+                    let bias = bias.map_or(0.0, |(values, reach)| {
+                        let len = RelativeBias::head_len(reach);
+                        f64::from(values[head * len + len / 2 + at - position])
+                    });
+                    let score = dot / (head_dim as f64).sqrt() + bias / std::f64::consts::LOG2_E;
                     softcap.map(f64::from).map_or(score, |cap| cap * (score / cap).tanh())
                 })
                 .collect();
@@ -312,7 +321,7 @@ fn run_with<'a>(
     parts: &[(usize, usize, usize)],
     mask: impl Into<Mask<'a>>,
 ) -> Vec<Vec<f32>> {
-    let Mask { sinks, full } = mask.into();
+    let Mask { sinks, full, after, bias } = mask.into();
     let row_len = shape.heads * shape.head_dim;
     let bf16 = |values: &[f32]| -> Vec<u16> {
         values.iter().map(|&v| half::bf16::from_f32(v).to_bits()).collect()
@@ -373,6 +382,8 @@ fn run_with<'a>(
         scale: 1.0 / (shape.head_dim as f32).sqrt(),
         softcap: shape.softcap,
         sliding_window: shape.window,
+        window_after: after,
+        bias: bias.map(|(values, reach)| RelativeBias::new(values, reach)),
         sinks,
     };
     let mut out = vec![f32::NAN; q.len()];
@@ -517,6 +528,8 @@ fn nonexistent_block_is_refused() {
         scale: 1.0,
         softcap: None,
         sliding_window: None,
+        window_after: None,
+        bias: None,
         sinks: None,
     };
     attention(&Threads::new(1), &args, &mut [0.0; 8]);

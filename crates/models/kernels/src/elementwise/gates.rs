@@ -33,7 +33,31 @@ pub fn mul_sigmoid(path: Path, x: &mut [f32], gate: &[f32]) {
 pub fn gelu_tanh_mul(path: Path, gate: &mut [f32], up: &[f32]) {
     assert_eq!(gate.len(), up.len(), "gelu_tanh_mul: gate and up must have the same length");
     // SAFETY: `gate` and `up` each hold `gate.len()` values, as asserted above.
+    unsafe { gelu_tanh_mul_dispatch(path, gate.as_mut_ptr(), up.as_ptr(), gate.len()) }
+}
+
+/// `gate = gelu(gate) * up`, elementwise, with the error function.
+///
+/// # Panics
+/// If `gate` and `up` have different lengths.
+pub fn gelu_mul(path: Path, gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len(), "gelu_mul: gate and up must have the same length");
+    // SAFETY: `gate` and `up` each hold `gate.len()` values, as asserted above.
     unsafe { gelu_mul_dispatch(path, gate.as_mut_ptr(), up.as_ptr(), gate.len()) }
+}
+
+/// # Safety
+/// The instruction set of `L` is available, and `gate` and `up` are valid for `len` values.
+#[inline(always)]
+unsafe fn gelu_mul_lanes<L: Lanes>(gate: *mut f32, up: *const f32, len: usize) {
+    // SAFETY: `zip_in_place` requires exactly what this function requires; the closure only
+    // computes in registers.
+    unsafe { zip_in_place::<L>(gate, up, len, |g, u| gelu(g).mul(u)) }
+}
+dispatch! {
+    /// # Safety
+    /// Both pointers are valid for `len` values.
+    unsafe fn gelu_mul_dispatch(gate: *mut f32, up: *const f32, len: usize) = gelu_mul_lanes
 }
 
 /// `x = gelu(x)`, elementwise, with the tanh approximation of GELU.
@@ -157,7 +181,7 @@ dispatch! {
 /// # Safety
 /// The instruction set of `L` is available, and `gate` and `up` are valid for `len` values.
 #[inline(always)]
-unsafe fn gelu_mul_lanes<L: Lanes>(gate: *mut f32, up: *const f32, len: usize) {
+unsafe fn gelu_tanh_mul_lanes<L: Lanes>(gate: *mut f32, up: *const f32, len: usize) {
     // SAFETY: `zip_in_place` requires exactly what this function requires; the closure only
     // computes in registers.
     unsafe { zip_in_place::<L>(gate, up, len, |g, u| gelu_tanh(g).mul(u)) }
@@ -165,7 +189,7 @@ unsafe fn gelu_mul_lanes<L: Lanes>(gate: *mut f32, up: *const f32, len: usize) {
 dispatch! {
     /// # Safety
     /// Both pointers are valid for `len` values.
-    unsafe fn gelu_mul_dispatch(gate: *mut f32, up: *const f32, len: usize) = gelu_mul_lanes
+    unsafe fn gelu_tanh_mul_dispatch(gate: *mut f32, up: *const f32, len: usize) = gelu_tanh_mul_lanes
 }
 
 #[cfg(test)]
@@ -198,6 +222,11 @@ mod tests {
                 let error = (f64::from(got) - expected).abs();
                 assert!(error < 4e-7 + 2e-7 * x.abs(), "{path} {x}: {error}");
             }
+            let (mut gated, mut plain) = (inputs.clone(), inputs.clone());
+            gelu_mul(path, &mut gated, &inputs);
+            gelu_in_place(path, &mut plain);
+            let expected = plain.iter().zip(&inputs).map(|(gelu, x)| gelu * x);
+            assert!(gated.iter().copied().eq(expected), "{path}");
             let mut extremes = [0.0, 1e20, -1e20, f32::NAN];
             gelu_in_place(path, &mut extremes);
             assert_eq!(extremes[..3], [0.0, 1e20, 0.0], "{path}");

@@ -61,6 +61,28 @@ pub(super) fn check(file: &str, document: &mut Value) -> Result<(), TokenizerErr
     Ok(())
 }
 
+/// Whether a post-processor can be used for pairs of texts: its template has each of them once, and
+/// few other pieces. Other templates are not refused, because most models have no use for them.
+pub(super) fn has_pairs(post_processor: &Value) -> bool {
+    match post_processor["type"].as_str() {
+        Some("Sequence") => {
+            post_processor["processors"].as_array().is_some_and(|all| all.iter().all(has_pairs))
+        }
+        Some("TemplateProcessing") => {
+            let pieces = post_processor["pair"].as_array().map_or(&[][..], Vec::as_slice);
+            let count = |id: &str| pieces.iter().filter(|p| p["Sequence"]["id"] == id).count();
+            let added = post_processor["special_tokens"].as_object();
+            let few = added.is_none_or(|tokens| {
+                tokens
+                    .values()
+                    .all(|token| token["ids"].as_array().is_some_and(|ids| ids.len() <= MAX_STEPS))
+            });
+            pieces.len() <= MAX_STEPS && count("A") == 1 && count("B") == 1 && few
+        }
+        _ => true,
+    }
+}
+
 struct Check<'a> {
     /// Name of the file in error messages.
     file: &'a str,

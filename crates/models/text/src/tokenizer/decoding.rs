@@ -35,7 +35,29 @@ enum Rule {
         /// Whether marks are removed from the first token, because encoding prepends one.
         drop_in_first: bool,
     },
+    /// The tokens of WordPiece: the prefix of tokens that continue a word is removed, and there is a
+    /// space before all others but the first.
+    WordPiece {
+        prefix: String,
+        /// Whether spaces before punctuation are removed, and contractions are joined.
+        cleanup: bool,
+    },
 }
+
+/// What the clean-up of WordPiece replaces, in order.
+const CLEANUP: [(&str, &str); 11] = [
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" do not", " don't"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
+];
 
 /// How the characters of a token's spelling encode bytes.
 #[derive(Debug, PartialEq)]
@@ -76,8 +98,8 @@ impl Decoding {
                 TokenizerError::unsupported(
                     file,
                     "decoder",
-                    "a chain of ByteLevel, or of Replace, ByteFallback, Metaspace, Fuse and a \
-                     Strip of leading spaces",
+                    "a chain of ByteLevel, WordPiece, or of Replace, ByteFallback, Metaspace, \
+                     Fuse and a Strip of leading spaces",
                     &decoder,
                 )
             })?;
@@ -102,6 +124,10 @@ impl Decoding {
             ("Metaspace", false) => self.rules.push(Rule::Metaspace {
                 mark: step["replacement"].as_str()?.chars().next()?,
                 drop_in_first: step["prepend_scheme"].as_str() != Some("never"),
+            }),
+            ("WordPiece", false) => self.rules.push(Rule::WordPiece {
+                prefix: step["prefix"].as_str()?.to_owned(),
+                cleanup: step["cleanup"].as_bool()?,
             }),
             ("Strip", true) if step["content"] == " " && step["stop"] == 0 => {
                 self.leading_spaces_cut += usize::try_from(step["start"].as_u64()?).ok()?;
@@ -150,6 +176,15 @@ impl Rule {
             Self::Replace { pattern, content } => text.replace(pattern.as_str(), content),
             Self::Metaspace { mark, drop_in_first } => {
                 text.replace(*mark, if first && *drop_in_first { "" } else { " " })
+            }
+            Self::WordPiece { prefix, cleanup } => {
+                let text = match text.strip_prefix(prefix.as_str()) {
+                    _ if first => text,
+                    Some(rest) => rest.to_owned(),
+                    None => format!(" {text}"),
+                };
+                let clean = |text: String, (from, to): &(&str, &str)| text.replace(from, to);
+                if *cleanup { CLEANUP.iter().fold(text, clean) } else { text }
             }
         }
     }

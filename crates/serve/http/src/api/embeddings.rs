@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::completions::PromptInput;
 use super::fields::{self, UnknownFields};
+use super::options::Truncation;
 use super::reply::PromptTokensDetails;
 
 /// Maximum number of inputs of one request, as in OpenAI's API.
@@ -27,6 +28,17 @@ pub struct EmbeddingsRequest {
     #[serde(default, deserialize_with = "fields::count::<_, 1, { u32::MAX as usize }>")]
     #[schemars(range(min = 1, max = u32::MAX))]
     pub dimensions: Option<usize>,
+    /// Name of the model's prompt (`config_sentence_transformers.json`) that is put before each text.
+    /// Default: the model's default, if it has one.
+    pub prompt_name: Option<String>,
+    /// The kind of the texts: `query` or `document` (`passage`), which selects the model's prompt for
+    /// it, or the name of a prompt. Default: as for `prompt_name`.
+    pub input_type: Option<String>,
+    /// Number of tokens to keep of a longer input, from its beginning, or -1 for as many as the model
+    /// reads. Default: an input that is too long is refused.
+    #[serde(default, deserialize_with = "fields::truncation")]
+    #[schemars(schema_with = "super::schemas::truncation")]
+    pub truncate_prompt_tokens: Option<Truncation>,
     /// Only requests with the same salt share cached prefixes. Default: the cache of requests
     /// without a salt.
     pub cache_salt: Option<String>,

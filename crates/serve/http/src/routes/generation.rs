@@ -8,10 +8,15 @@ use crate::api::embeddings::{Embeddings, EmbeddingsRequest};
 use crate::api::llama_cpp::{InfillEvent, InfillReply, InfillRequest};
 use crate::api::messages::{MessageEvent, MessageReply, MessagesRequest, TokenCount};
 use crate::api::responses::{Response, ResponseDeleted, ResponseEvent, ResponsesRequest};
+use crate::api::scores::{
+    Classified, ClassifyRequest, PairScore, RerankRequest, Reranked, ScoreList, ScoreRequest,
+};
 use crate::api::skills::{
     BoxesReply, CaptionRequest, PointsReply, QueryRequest, RegionsRequest, SkillChunk, SkillReply,
 };
-use crate::handlers::{chat, completions, embeddings, llama_cpp, messages, responses, skills};
+use crate::handlers::{
+    chat, completions, embeddings, llama_cpp, messages, responses, scores, skills,
+};
 
 /// The rows.
 pub(super) fn group() -> Group {
@@ -86,7 +91,48 @@ pub(super) fn group() -> Group {
             .fails_as(ErrorForm::Anthropic),
     ];
     routes.extend(skills());
+    routes.extend(scoring());
     Group { name: "Generation", description: "OpenAI's, Anthropic's and Moondream's APIs.", routes }
+}
+
+/// The rows of models that compute scores.
+fn scoring() -> [Route; 7] {
+    let rerank = |path, id| {
+        post(path, Client, scores::rerank)
+            .described(id, "Rank documents for a query, in Jina's and Cohere's form")
+            .takes::<RerankRequest>()
+            .replies::<Reranked>()
+            .generates()
+            .traced_as("rerank")
+            .fails(&[404, 409])
+    };
+    let score = |path, id| {
+        post(path, Client, scores::score)
+            .described(id, "Score pairs of texts, in vLLM's form")
+            .takes::<ScoreRequest>()
+            .replies::<ScoreList<PairScore>>()
+            .generates()
+            .traced_as("score")
+            .fails(&[404, 409])
+    };
+    let classify = |path, id| {
+        post(path, Client, scores::classify)
+            .described(id, "Find the labels of texts, in vLLM's form")
+            .takes::<ClassifyRequest>()
+            .replies::<ScoreList<Classified>>()
+            .generates()
+            .traced_as("classify")
+            .fails(&[404, 409])
+    };
+    [
+        rerank("/v1/rerank", "rerank"),
+        rerank("/v2/rerank", "rerankV2"),
+        rerank("/rerank", "rerankWithoutVersion"),
+        score("/v1/score", "score"),
+        score("/score", "scoreWithoutVersion"),
+        classify("/v1/classify", "classify"),
+        classify("/classify", "classifyWithoutVersion"),
+    ]
 }
 
 /// The rows of Moondream's API.

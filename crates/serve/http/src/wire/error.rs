@@ -209,9 +209,10 @@ impl From<Error> for ApiError {
             Error::Tokenizer(_) | Error::NoTokenizer => Self::invalid(Some("prompt"), message),
             Error::ChatTemplate(_) => Self::invalid(Some("messages"), message),
             Error::NoInfill => Self::invalid(Some("suffix"), message).code("unsupported_endpoint"),
-            Error::NotForEmbeddings { .. } | Error::EmbeddingsOnly { .. } => {
-                Self::invalid(None, message).code("unsupported_endpoint")
-            }
+            Error::NotForEmbeddings { .. }
+            | Error::EmbeddingsOnly { .. }
+            | Error::NotForScores { .. }
+            | Error::ScoresOnly { .. } => Self::invalid(None, message).code("unsupported_endpoint"),
             Error::Tier(TierError::StoredKv(_)) => {
                 Self::invalid(None, message).code("stored_kv_refused")
             }

@@ -22,10 +22,11 @@ use crate::wire::error::cut;
 const MAX_BYTES: usize = 200;
 
 /// The first parts of the paths of the server's own routes.
-pub(crate) const OWN_PARTS: [&str; 18] = [
+pub(crate) const OWN_PARTS: [&str; 22] = [
     "admin",
     "api",
     "apply-template",
+    "classify",
     "close_session",
     "detokenize",
     "docs",
@@ -37,9 +38,12 @@ pub(crate) const OWN_PARTS: [&str; 18] = [
     "page",
     "props",
     "ready",
+    "rerank",
+    "score",
     "tokenize",
     "tokenizer_info",
     "v1",
+    "v2",
     "version",
 ];
 

@@ -127,7 +127,8 @@ async fn wrong_inputs_are_refused_by_their_index() {
         (json!({"input": "a", "encoding_format": "int8"}), "encoding_format", "base64"),
         (json!({"input": "a", "dimensions": 0}), "dimensions", "1"),
         (json!({"input": "a", "dimensions": 16}), "dimensions", "is_matryoshka"),
-        (json!({"input": "a", "input_type": "query"}), "input_type", "not a parameter"),
+        (json!({"input": "a", "input_type": "query"}), "input_type", "no prompts"),
+        (json!({"input": "a", "prompt_name": "query"}), "prompt_name", "no prompts"),
         (json!({"input": "a", "truncate": true}), "truncate", "support"),
     ] {
         let (status, reply) = server.post("/v1/embeddings", body.clone()).await;

@@ -12,6 +12,7 @@ mod connections;
 mod cors;
 mod deadlines;
 mod embeddings_api;
+mod encoders_api;
 mod generation_options;
 mod gzip;
 mod history_api;

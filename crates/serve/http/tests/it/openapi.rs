@@ -57,6 +57,14 @@ async fn replies_are_as_described() {
         ("/detokenize", json!({"tokens": [97, 98]})),
         ("/detokenize", json!({"tokens": [u32::MAX]})),
         ("/v1/embeddings", json!({"input": text})),
+        // Successful replies are compared below, with models for scores.
+        ("/v1/rerank", json!({"query": text, "documents": [text]})),
+        ("/v2/rerank", json!({"query": text, "documents": [text]})),
+        ("/rerank", json!({"query": text, "documents": [text]})),
+        ("/v1/score", json!({"text_1": text, "text_2": text})),
+        ("/score", json!({"text_1": text, "text_2": text})),
+        ("/v1/classify", json!({"input": text})),
+        ("/classify", json!({"input": text})),
         // Successful replies are compared in `skills_api.rs`.
         ("/v1/query", json!({"question": text})),
         ("/v1/caption", json!({"image_url": "data:image/png;base64,"})),
@@ -158,6 +166,27 @@ async fn replies_are_as_described() {
             assert_eq!(status, 200, "{path}");
             check_reply(&description, method, path, status, &reply);
         }
+    }
+}
+
+/// Goal: scores, ranked documents and labels have the form that is described.
+#[tokio::test]
+async fn scores_are_as_described() {
+    let fixtures = "../../models/checkpoint/tests/fixtures/encoders";
+    let start =
+        |name: &str| Server::start(&format!("{}/{fixtures}/{name}", env!("CARGO_MANIFEST_DIR")));
+    let reranker = start("bert_reranker");
+    let classifier = start("mpnet_classifier");
+    let (_, description) = reranker.get("/openapi.json").await;
+    let documents = json!(["the stem", {"text": "the ground"}]);
+    for (server, path, body) in [
+        (&reranker, "/v1/rerank", json!({"query": "a stem", "documents": documents})),
+        (&reranker, "/score", json!({"text_1": "a stem", "text_2": ["the stem", "x"]})),
+        (&classifier, "/classify", json!({"input": ["the stem", "the ground"]})),
+    ] {
+        let (status, reply) = server.post(path, body).await;
+        assert_eq!(status, 200, "{reply}");
+        check_reply(&description, "post", path, status, &reply);
     }
 }
 

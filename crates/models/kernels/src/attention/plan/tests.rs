@@ -29,6 +29,8 @@ fn args<'a>(
         scale: 1.0,
         softcap: None,
         sliding_window,
+        window_after: None,
+        bias: None,
         sinks: None,
     }
 }

@@ -9,6 +9,7 @@ use crate::api::completions::PromptInput;
 use crate::api::embeddings::EmbeddingsRequest;
 use crate::api::fields::UnknownFields;
 use crate::api::ollama::{Embedded, Embeddings, OllamaEmbed, OllamaEmbeddings};
+use crate::api::options::Truncation;
 use crate::handlers::context::{Incoming, RequestContext};
 use crate::handlers::embeddings::{Computed, compute};
 use crate::wire::error::ApiError;
@@ -19,9 +20,11 @@ pub(crate) async fn embed(
 ) -> Result<Json<Embedded>, ApiError> {
     let begin = Instant::now();
     let name = request.model.clone().unwrap_or_else(|| context.app.model_name().to_owned());
-    let truncates = request.truncate.unwrap_or(true);
-    let asked = asked(&context, request.model, request.input, request.dimensions);
-    let Computed { embeddings, .. } = compute(context, asked, truncates).await?;
+    let mut asked = asked(&context, request.model, request.input, request.dimensions);
+    if request.truncate == Some(false) {
+        asked.truncate_prompt_tokens = None;
+    }
+    let Computed { embeddings, .. } = compute(context, asked).await?;
     let prompt_eval_count = embeddings.iter().map(|embedding| embedding.prompt_tokens).sum();
     Ok(Json(Embedded {
         model: name,
@@ -38,12 +41,12 @@ pub(crate) async fn embeddings(
 ) -> Result<Json<Embeddings>, ApiError> {
     let input = PromptInput::Text(request.prompt);
     let asked = asked(&context, request.model, input, None);
-    let Computed { embeddings, .. } = compute(context, asked, true).await?;
+    let Computed { embeddings, .. } = compute(context, asked).await?;
     let embedding = embeddings.into_iter().next().ok_or_else(ApiError::internal)?.values;
     Ok(Json(Embeddings { embedding }))
 }
 
-/// The request in the form of `/v1/embeddings`.
+/// The request in the form of `/v1/embeddings`. Inputs that are too long are cut.
 fn asked(
     context: &RequestContext,
     model: Option<String>,
@@ -55,6 +58,9 @@ fn asked(
         model: model.map(|model| context.app.listed_name(model)),
         encoding_format: None,
         dimensions,
+        prompt_name: None,
+        input_type: None,
+        truncate_prompt_tokens: Some(Truncation::Context),
         cache_salt: None,
         priority: None,
         unknown: UnknownFields::default(),

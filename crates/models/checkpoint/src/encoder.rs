@@ -1,0 +1,188 @@
+//! Describes text encoders: transformers in which every token of a text attends to all others.
+//!
+//! [`EncoderConfig`] is one description for all families (BERT, RoBERTa, MPNet, ModernBERT and so
+//! on). The forward pass reads it and never branches on the family. A family is a row of
+//! `families.rs`: the names of its classes, and the names of the modules in its files. `hf.rs` reads
+//! `config.json`, and `weights.rs` lists the tensors.
+//!
+//! An encoder has no output matrix and no KV cache. What becomes of its hidden states is described
+//! by [`EmbeddingConfig`](crate::EmbeddingConfig) and [`HeadConfig`](crate::HeadConfig).
+
+mod families;
+mod head;
+mod hf;
+mod weights;
+
+pub use families::EncoderFamily;
+pub(crate) use head::is_classifier;
+pub use head::{HeadActivation, HeadConfig, HeadLayer, ScoreActivation, ScoreConfig};
+pub(crate) use hf::{family, parse};
+pub use weights::{EncoderLayerWeights, EncoderMlpWeights, EncoderNormWeights, EncoderWeights};
+
+use crate::config::{HEAD_DIM_MAX, LAYERS_MAX};
+use crate::error::ModelError;
+
+/// Maximum number of positions of a text. It bounds the table of biases by distance.
+const POSITIONS_MAX: usize = 1 << 17;
+
+/// The description of the forward pass of an encoder, without the weights. All sizes are at least
+/// 1.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EncoderConfig {
+    /// The family. It is used only for names; the forward pass does not branch on it.
+    pub family: EncoderFamily,
+    /// What the names of all tensors begin with: the name of the encoder within a larger model, or
+    /// nothing.
+    pub prefix: String,
+    /// Number of rows of the embedding.
+    pub vocab_size: usize,
+    /// Number of token types (segments), each with an embedding; 0 if there are none.
+    pub token_types: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Maximum number of tokens of a text.
+    pub max_positions: usize,
+    /// The learned positions, whose embeddings are added to those of tokens; `None` if there are
+    /// none.
+    pub learned_positions: Option<LearnedPositions>,
+    /// The numbers that are added to the scores of attention; `None` if there are none.
+    pub score_bias: Option<ScoreBias>,
+    /// The epsilon of all layer norms, above 0.
+    pub norm_eps: f32,
+    /// Whether layer norms have biases.
+    pub norm_bias: bool,
+    /// Where the norms are.
+    pub order: NormOrder,
+    /// Number of attention heads.
+    pub heads: usize,
+    /// Length of a head: `hidden_size / heads`.
+    pub head_dim: usize,
+    /// Whether the projections of attention have biases.
+    pub attention_bias: bool,
+    /// Number of inner features of the MLPs.
+    pub inner_size: usize,
+    /// The function of the inner features.
+    pub activation: EncoderActivation,
+    /// Whether the projections of the MLPs have biases.
+    pub mlp_bias: bool,
+    /// The layers.
+    pub layers: Vec<EncoderLayer>,
+}
+
+/// Learned positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LearnedPositions {
+    /// Number of rows of the table.
+    pub rows: usize,
+    /// The id of the padding token if positions are numbered as in fairseq: those of other tokens
+    /// from `padding_id + 1` on, and those of padding tokens `padding_id`. `None` if they are
+    /// numbered from 0 on.
+    pub padding_id: Option<u32>,
+}
+
+/// Numbers that are added to the scores of attention and that depend on the head and the distance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScoreBias {
+    /// A learned number for each head and each bucket of distances, as in T5 (MPNet).
+    Buckets {
+        /// Number of buckets, an even number.
+        count: usize,
+        /// Distances from this on share the last bucket.
+        distance_max: usize,
+    },
+    /// The distance times a slope for each head (Press et al., 2021).
+    Alibi,
+}
+
+/// Where the norms of the residual stream are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormOrder {
+    /// After attention and after the MLP, as in the first transformers (BERT).
+    After,
+    /// Before attention, except in the first layer, before the MLP, and after the last layer
+    /// (ModernBERT).
+    Before,
+}
+
+/// The function of the inner features of an MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EncoderActivation {
+    /// GELU with the error function.
+    Gelu,
+    /// GELU with the tanh approximation.
+    GeluTanh,
+    /// `max(x, 0)`.
+    Relu,
+    /// The inner features are multiplied by the GELU of a gate.
+    GeluGate,
+    /// The inner features are multiplied by the SiLU of a gate.
+    SiluGate,
+}
+
+impl EncoderActivation {
+    /// Whether there is a gate.
+    #[must_use]
+    pub fn is_gated(self) -> bool {
+        matches!(self, Self::GeluGate | Self::SiluGate)
+    }
+}
+
+/// The properties of a layer that differ between layers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EncoderLayer {
+    /// The base of the rotary embedding of queries and keys, above 0; `None` if they are not
+    /// rotated.
+    pub rope_theta: Option<f64>,
+    /// Number of positions that a token sees on each side; `None` if it sees all.
+    pub window: Option<usize>,
+}
+
+impl EncoderConfig {
+    /// Checks that all sizes are in range and fit together. `name` is the configuration's name in
+    /// errors.
+    ///
+    /// # Errors
+    /// [`ModelError::InvalidKey`].
+    pub fn check(&self, name: &str) -> Result<(), ModelError> {
+        let range = |key: &str, value: usize, most: usize| match (1..=most).contains(&value) {
+            true => Ok(()),
+            false => Err(ModelError::key(name, key, format!("an integer from 1 to {most}"), value)),
+        };
+        range("vocab_size", self.vocab_size, 1 << 24)?;
+        range("hidden_size", self.hidden_size, 1 << 20)?;
+        range("num_attention_heads", self.heads, self.hidden_size)?;
+        range("head_dim", self.head_dim, HEAD_DIM_MAX)?;
+        range("intermediate_size", self.inner_size, 1 << 24)?;
+        range("num_hidden_layers", self.layers.len(), LAYERS_MAX)?;
+        range("max_position_embeddings", self.max_positions, POSITIONS_MAX)?;
+        if self.token_types > 16 {
+            let got = self.token_types;
+            return Err(ModelError::key(name, "type_vocab_size", "at most 16", got));
+        }
+        if self.heads * self.head_dim != self.hidden_size {
+            let expected = format!("a divisor of hidden_size, {}", self.hidden_size);
+            return Err(ModelError::key(name, "num_attention_heads", expected, self.heads));
+        }
+        let is_rotated = |layer: &EncoderLayer| layer.rope_theta.is_some();
+        if self.layers.iter().any(is_rotated) && !self.head_dim.is_multiple_of(2) {
+            let expected = "heads of an even length for a rotary embedding";
+            return Err(ModelError::key(name, "num_attention_heads", expected, self.heads));
+        }
+        if let Some(LearnedPositions { rows, padding_id }) = self.learned_positions {
+            let first = padding_id.map_or(0, |id| id as usize + 1);
+            if rows < first.saturating_add(self.max_positions) {
+                let expected = format!("at least {} (positions)", first + self.max_positions);
+                return Err(ModelError::key(name, "max_position_embeddings", expected, rows));
+            }
+        }
+        if let Some(ScoreBias::Buckets { count, distance_max }) = self.score_bias
+            && (!(4..=1 << 16).contains(&count)
+                || !count.is_multiple_of(4)
+                || distance_max <= count / 4)
+        {
+            let expected = "a multiple of 4 from 4 to 65536, below 4 times the maximum distance";
+            return Err(ModelError::key(name, "relative_attention_num_buckets", expected, count));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,154 @@
+//! The families of encoders: their names in `config.json`, and the names of their modules in files.
+
+/// A family of encoders, whose files have the same names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EncoderFamily {
+    /// BERT: all-MiniLM, bge, e5, gte, snowflake-arctic-embed.
+    Bert,
+    /// RoBERTa and XLM-RoBERTa: multilingual-e5, bge-m3, bge-reranker-v2-m3.
+    Roberta,
+    /// MPNet: all-mpnet-base, multi-qa-mpnet-base.
+    MpNet,
+    /// DistilBERT.
+    DistilBert,
+    /// ModernBERT: gte-modernbert, granite-embedding r2, nomic-embed modernbert.
+    ModernBert,
+    /// Nomic BERT: nomic-embed-text-v1 and v1.5.
+    NomicBert,
+}
+
+/// The names of a family's modules. Names of layers begin after `layer`, in which `{}` is the
+/// layer's index.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ModuleNames {
+    pub(super) tokens: &'static str,
+    pub(super) positions: &'static str,
+    pub(super) token_types: &'static str,
+    pub(super) embedding_norm: &'static str,
+    pub(super) layer: &'static str,
+    pub(super) qkv: [&'static str; 3],
+    /// The matrix that has the rows of all three projections, if files have it.
+    pub(super) fused_qkv: &'static str,
+    pub(super) output: &'static str,
+    pub(super) attention_norm: &'static str,
+    pub(super) gate: &'static str,
+    pub(super) up: &'static str,
+    /// The matrix that has the rows of the gate, then of the inner features, if files have it.
+    pub(super) fused_gate_up: &'static str,
+    pub(super) down: &'static str,
+    pub(super) mlp_norm: &'static str,
+    pub(super) final_norm: &'static str,
+    pub(super) score_bias: &'static str,
+}
+
+const BERT: ModuleNames = ModuleNames {
+    tokens: "embeddings.word_embeddings",
+    positions: "embeddings.position_embeddings",
+    token_types: "embeddings.token_type_embeddings",
+    embedding_norm: "embeddings.LayerNorm",
+    layer: "encoder.layer.{}.",
+    qkv: ["attention.self.query", "attention.self.key", "attention.self.value"],
+    fused_qkv: "",
+    output: "attention.output.dense",
+    attention_norm: "attention.output.LayerNorm",
+    gate: "",
+    up: "intermediate.dense",
+    fused_gate_up: "",
+    down: "output.dense",
+    mlp_norm: "output.LayerNorm",
+    final_norm: "",
+    score_bias: "encoder.relative_attention_bias",
+};
+
+const MPNET: ModuleNames = ModuleNames {
+    qkv: ["attention.attn.q", "attention.attn.k", "attention.attn.v"],
+    output: "attention.attn.o",
+    attention_norm: "attention.LayerNorm",
+    ..BERT
+};
+
+const DISTILBERT: ModuleNames = ModuleNames {
+    layer: "transformer.layer.{}.",
+    qkv: ["attention.q_lin", "attention.k_lin", "attention.v_lin"],
+    output: "attention.out_lin",
+    attention_norm: "sa_layer_norm",
+    up: "ffn.lin1",
+    down: "ffn.lin2",
+    mlp_norm: "output_layer_norm",
+    ..BERT
+};
+
+const MODERNBERT: ModuleNames = ModuleNames {
+    tokens: "embeddings.tok_embeddings",
+    embedding_norm: "embeddings.norm",
+    layer: "layers.{}.",
+    qkv: ["attn.q", "attn.k", "attn.v"],
+    fused_qkv: "attn.Wqkv",
+    output: "attn.Wo",
+    attention_norm: "attn_norm",
+    gate: "mlp.gate",
+    up: "mlp.up",
+    fused_gate_up: "mlp.Wi",
+    down: "mlp.Wo",
+    mlp_norm: "mlp_norm",
+    final_norm: "final_norm",
+    ..BERT
+};
+
+const NOMIC: ModuleNames = ModuleNames {
+    embedding_norm: "emb_ln",
+    layer: "encoder.layers.{}.",
+    qkv: ["attn.q", "attn.k", "attn.v"],
+    fused_qkv: "attn.Wqkv",
+    output: "attn.out_proj",
+    attention_norm: "norm1",
+    gate: "mlp.fc12",
+    up: "mlp.fc11",
+    down: "mlp.fc2",
+    mlp_norm: "norm2",
+    ..BERT
+};
+
+impl EncoderFamily {
+    /// The family of a `model_type` of `config.json`; `None` if it is not an encoder.
+    pub(crate) fn of_model_type(name: &str) -> Option<Self> {
+        Some(match name {
+            "bert" => Self::Bert,
+            "roberta" | "xlm-roberta" | "camembert" => Self::Roberta,
+            "mpnet" => Self::MpNet,
+            "distilbert" => Self::DistilBert,
+            "modernbert" => Self::ModernBert,
+            "nomic_bert" => Self::NomicBert,
+            _ => return None,
+        })
+    }
+
+    /// The name of the family.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bert => "BERT",
+            Self::Roberta => "RoBERTa",
+            Self::MpNet => "MPNet",
+            Self::DistilBert => "DistilBERT",
+            Self::ModernBert => "ModernBERT",
+            Self::NomicBert => "Nomic BERT",
+        }
+    }
+
+    /// All families.
+    pub fn all() -> impl Iterator<Item = Self> {
+        use EncoderFamily::{Bert, DistilBert, ModernBert, MpNet, NomicBert, Roberta};
+        [Bert, Roberta, MpNet, DistilBert, ModernBert, NomicBert].into_iter()
+    }
+
+    pub(super) fn names(self) -> &'static ModuleNames {
+        match self {
+            Self::Bert | Self::Roberta => &BERT,
+            Self::MpNet => &MPNET,
+            Self::DistilBert => &DISTILBERT,
+            Self::ModernBert => &MODERNBERT,
+            Self::NomicBert => &NOMIC,
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! Reads the configuration of an encoder from `config.json`.
+
+use serde_json::Value;
+
+use super::{
+    EncoderActivation, EncoderConfig, EncoderFamily, EncoderLayer, LearnedPositions, NormOrder,
+    ScoreBias,
+};
+use crate::config::{Keys, LAYERS_MAX};
+use crate::error::ModelError;
+
+/// The buckets of MPNet, which are constants in its code.
+const MPNET_BUCKETS: usize = 32;
+const MPNET_DISTANCE: usize = 128;
+
+/// The family of the model with this `config.json`; `None` if it is not an encoder.
+pub(crate) fn family(config: &Value) -> Option<EncoderFamily> {
+    EncoderFamily::of_model_type(config.get("model_type")?.as_str()?)
+}
+
+/// Reads the configuration of an encoder. `file` is the name of the file in errors.
+///
+/// # Errors
+/// [`ModelError::InvalidKey`], and [`ModelError::Unsupported`] for an option that is not
+/// implemented.
+pub(crate) fn parse(
+    file: &str,
+    value: &Value,
+    family: EncoderFamily,
+) -> Result<EncoderConfig, ModelError> {
+    let keys = Keys::root(file, value)?;
+    refuse(&keys)?;
+    let config = match family {
+        EncoderFamily::Bert => bert(&keys, family, None)?,
+        EncoderFamily::Roberta => bert(&keys, family, Some(padding_id(&keys)?))?,
+        EncoderFamily::MpNet => mpnet(&keys)?,
+        EncoderFamily::DistilBert => distilbert(&keys)?,
+        EncoderFamily::ModernBert => modernbert(&keys)?,
+        EncoderFamily::NomicBert => nomic_bert(&keys)?,
+    };
+    config.check(file)?;
+    Ok(config)
+}
+
+/// Refuses options that would change the output.
+fn refuse(keys: &Keys<'_>) -> Result<(), ModelError> {
+    for key in ["is_decoder", "add_cross_attention"] {
+        if keys.flag(key)? == Some(true) {
+            return Err(
+                keys.unsupported(key, "false, because an encoder attends in both directions")
+            );
+        }
+    }
+    if keys.value("quantization_config").is_some() {
+        return Err(keys.unsupported("quantization_config", "an encoder that is not quantised"));
+    }
+    match keys.text("position_embedding_type")? {
+        None | Some("absolute" | "rope" | "rotary") => Ok(()),
+        Some(_) => Err(keys.unsupported("position_embedding_type", "`absolute`")),
+    }
+}
+
+fn padding_id(keys: &Keys<'_>) -> Result<u32, ModelError> {
+    let id = keys.count("pad_token_id")?.unwrap_or(1);
+    u32::try_from(id).map_err(|_| keys.invalid("pad_token_id", "a token id"))
+}
+
+/// `count` equal layers.
+fn layers(
+    keys: &Keys<'_>,
+    key: &str,
+    layer: EncoderLayer,
+) -> Result<Vec<EncoderLayer>, ModelError> {
+    let count = keys.required(key)?;
+    if count > LAYERS_MAX {
+        return Err(keys.invalid(key, &format!("an integer from 1 to {LAYERS_MAX}")));
+    }
+    Ok(vec![layer; count])
+}
+
+const PLAIN: EncoderLayer = EncoderLayer { rope_theta: None, window: None };
+
+fn activation(keys: &Keys<'_>, key: &str) -> Result<EncoderActivation, ModelError> {
+    match keys.text(key)? {
+        None | Some("gelu") => Ok(EncoderActivation::Gelu),
+        Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast") => Ok(EncoderActivation::GeluTanh),
+        Some("relu") => Ok(EncoderActivation::Relu),
+        Some(_) => Err(keys.unsupported(key, "`gelu`, `gelu_new` or `relu`")),
+    }
+}
+
+/// BERT, and RoBERTa with a `padding_id`.
+fn bert(
+    keys: &Keys<'_>,
+    family: EncoderFamily,
+    padding_id: Option<u32>,
+) -> Result<EncoderConfig, ModelError> {
+    let rows = keys.size("max_position_embeddings")?.unwrap_or(512);
+    let (hidden_size, heads) =
+        (keys.required("hidden_size")?, keys.required("num_attention_heads")?);
+    if keys.size("embedding_size")?.is_some_and(|size| size != hidden_size) {
+        return Err(keys.unsupported("embedding_size", "hidden_size"));
+    }
+    let first = padding_id.map_or(0, |id| id as usize + 1);
+    if rows <= first {
+        return Err(keys.invalid("max_position_embeddings", &format!("more than {first}")));
+    }
+    Ok(EncoderConfig {
+        family,
+        prefix: String::new(),
+        vocab_size: keys.required("vocab_size")?,
+        token_types: keys.count("type_vocab_size")?.unwrap_or(2),
+        hidden_size,
+        max_positions: rows - first,
+        learned_positions: Some(LearnedPositions { rows, padding_id }),
+        score_bias: None,
+        norm_eps: keys.positive_f32("layer_norm_eps")?.unwrap_or(1e-12),
+        norm_bias: true,
+        order: NormOrder::After,
+        heads,
+        head_dim: hidden_size / heads,
+        attention_bias: true,
+        inner_size: keys.required("intermediate_size")?,
+        activation: activation(keys, "hidden_act")?,
+        mlp_bias: true,
+        layers: layers(keys, "num_hidden_layers", PLAIN)?,
+    })
+}
+
+fn mpnet(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
+    let key = "relative_attention_num_buckets";
+    if keys.size(key)?.unwrap_or(MPNET_BUCKETS) != MPNET_BUCKETS {
+        return Err(keys.unsupported(key, "32"));
+    }
+    let bias = ScoreBias::Buckets { count: MPNET_BUCKETS, distance_max: MPNET_DISTANCE };
+    // Whatever `pad_token_id` says, positions begin after 1.
+    let config = bert(keys, EncoderFamily::MpNet, Some(1))?;
+    Ok(EncoderConfig { score_bias: Some(bias), token_types: 0, ..config })
+}
+
+fn distilbert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
+    let rows = keys.size("max_position_embeddings")?.unwrap_or(512);
+    let (hidden_size, heads) = (keys.required("dim")?, keys.required("n_heads")?);
+    Ok(EncoderConfig {
+        family: EncoderFamily::DistilBert,
+        prefix: String::new(),
+        vocab_size: keys.required("vocab_size")?,
+        token_types: 0,
+        hidden_size,
+        max_positions: rows,
+        learned_positions: Some(LearnedPositions { rows, padding_id: None }),
+        score_bias: None,
+        norm_eps: 1e-12,
+        norm_bias: true,
+        order: NormOrder::After,
+        heads,
+        head_dim: hidden_size / heads,
+        attention_bias: true,
+        inner_size: keys.required("hidden_dim")?,
+        activation: activation(keys, "activation")?,
+        mlp_bias: true,
+        layers: layers(keys, "n_layers", PLAIN)?,
+    })
+}
+
+fn modernbert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
+    let (hidden_size, heads) =
+        (keys.required("hidden_size")?, keys.required("num_attention_heads")?);
+    match keys.text("hidden_activation")? {
+        None | Some("gelu") => {}
+        Some(_) => return Err(keys.unsupported("hidden_activation", "`gelu`")),
+    }
+    if keys.value("rope_scaling").is_some() {
+        return Err(keys.unsupported("rope_scaling", "nothing"));
+    }
+    // Newer files have the thetas by the type of the layers.
+    let theta = |kind: &str, older: &str, default: f64| -> Result<f64, ModelError> {
+        if let Some(ropes) = keys.object("rope_parameters")?
+            && let Some(rope) = ropes.object(kind)?
+        {
+            if !matches!(rope.text("rope_type")?, None | Some("default")) {
+                return Err(rope.unsupported("rope_type", "`default`"));
+            }
+            return Ok(rope.positive("rope_theta")?.unwrap_or(default));
+        }
+        Ok(keys.positive(older)?.unwrap_or(default))
+    };
+    let global = theta("full_attention", "global_rope_theta", 160_000.0)?;
+    let local = theta("sliding_attention", "local_rope_theta", 10_000.0)?;
+    let window = Some(keys.size("local_attention")?.unwrap_or(128) / 2);
+    let full = EncoderLayer { rope_theta: Some(global), window: None };
+    let sliding = EncoderLayer { rope_theta: Some(local), window };
+    let mut layers = layers(keys, "num_hidden_layers", full)?;
+    let types = keys.texts("layer_types")?;
+    if types.as_ref().is_some_and(|types| types.len() != layers.len()) {
+        let expected = format!("a list of {} types (num_hidden_layers)", layers.len());
+        return Err(keys.invalid("layer_types", &expected));
+    }
+    let step = keys.size("global_attn_every_n_layers")?.unwrap_or(3);
+    for (index, layer) in layers.iter_mut().enumerate() {
+        let is_local = match types.as_ref().map(|types| types[index]) {
+            None => !index.is_multiple_of(step),
+            Some("sliding_attention") => true,
+            Some("full_attention") => false,
+            Some(_) => {
+                let expected = "`full_attention` and `sliding_attention`";
+                return Err(keys.unsupported("layer_types", expected));
+            }
+        };
+        if is_local {
+            *layer = sliding;
+        }
+    }
+    Ok(EncoderConfig {
+        family: EncoderFamily::ModernBert,
+        prefix: String::new(),
+        vocab_size: keys.required("vocab_size")?,
+        token_types: 0,
+        hidden_size,
+        max_positions: keys.size("max_position_embeddings")?.unwrap_or(8192),
+        learned_positions: None,
+        score_bias: None,
+        norm_eps: keys.positive_f32("norm_eps")?.unwrap_or(1e-5),
+        norm_bias: keys.flag("norm_bias")?.unwrap_or(false),
+        order: NormOrder::Before,
+        heads,
+        head_dim: hidden_size / heads,
+        attention_bias: keys.flag("attention_bias")?.unwrap_or(false),
+        inner_size: keys.required("intermediate_size")?,
+        activation: EncoderActivation::GeluGate,
+        mlp_bias: keys.flag("mlp_bias")?.unwrap_or(false),
+        layers,
+    })
+}
+
+/// Nomic BERT, whose published configurations have the names of GPT-2, and the newer ones of
+/// transformers.
+fn nomic_bert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
+    let size = |names: [&str; 2]| keys.required(keys.name_of(names));
+    let (hidden_size, heads) =
+        (size(["n_embd", "hidden_size"])?, size(["n_head", "num_attention_heads"])?);
+    for (key, expected) in [
+        ("prenorm", false),
+        ("use_rms_norm", false),
+        ("rotary_emb_interleaved", false),
+        ("parallel_block", false),
+        ("qkv_proj_bias", false),
+        ("mlp_fc1_bias", false),
+        ("mlp_fc2_bias", false),
+        ("causal", false),
+    ] {
+        if keys.flag(key)?.is_some_and(|flag| flag != expected) {
+            return Err(keys.unsupported(key, &expected.to_string()));
+        }
+    }
+    for key in ["num_experts", "rotary_scaling_factor", "rotary_emb_scale_base"] {
+        if keys.number(key)?.is_some_and(|number| number > 0.0) {
+            return Err(keys.unsupported(key, "nothing"));
+        }
+    }
+    if keys.number("rotary_emb_fraction")?.is_some_and(|fraction| fraction != 1.0) {
+        return Err(keys.unsupported("rotary_emb_fraction", "1"));
+    }
+    let function = keys.name_of(["activation_function", "hidden_act"]);
+    if !matches!(keys.text(function)?, None | Some("swiglu" | "silu")) {
+        return Err(keys.unsupported(function, "`swiglu`"));
+    }
+    let ropes = keys.object("rope_parameters")?;
+    let newer = match &ropes {
+        Some(ropes) => ropes.positive("rope_theta")?,
+        None => None,
+    };
+    let theta = keys.positive("rotary_emb_base")?.or(newer).unwrap_or(1000.0);
+    let layer = EncoderLayer { rope_theta: Some(theta), window: None };
+    // Longer texts need the dynamic scaling of the angles, which is not implemented.
+    let positions = keys.name_of(["max_trained_positions", "max_position_embeddings"]);
+    let max_positions = match keys.size(positions)? {
+        Some(positions) => positions,
+        None => keys.size("n_positions")?.unwrap_or(2048).min(2048),
+    };
+    Ok(EncoderConfig {
+        family: EncoderFamily::NomicBert,
+        prefix: String::new(),
+        vocab_size: keys.required("vocab_size")?,
+        token_types: keys.count("type_vocab_size")?.unwrap_or(2),
+        hidden_size,
+        max_positions,
+        learned_positions: None,
+        score_bias: None,
+        norm_eps: match keys.positive_f32("layer_norm_epsilon")? {
+            Some(eps) => eps,
+            None => keys.positive_f32("layer_norm_eps")?.unwrap_or(1e-12),
+        },
+        norm_bias: true,
+        order: NormOrder::After,
+        heads,
+        head_dim: hidden_size / heads,
+        attention_bias: false,
+        inner_size: size(["n_inner", "intermediate_size"])?,
+        activation: EncoderActivation::SiluGate,
+        mlp_bias: false,
+        layers: layers(keys, keys.name_of(["n_layer", "num_hidden_layers"]), layer)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(value: &Value) -> Result<EncoderConfig, String> {
+        let family = family(value).expect("an encoder");
+        parse("config.json", value, family).map_err(|error| error.to_string())
+    }
+
+    fn small(kind: &str) -> Value {
+        json!({
+            "model_type": kind, "vocab_size": 30, "hidden_size": 32, "num_attention_heads": 4,
+            "num_hidden_layers": 3, "intermediate_size": 64, "max_position_embeddings": 20,
+        })
+    }
+
+    /// Goal: positions of RoBERTa and MPNet begin after the padding token, and ModernBERT alternates
+    /// between the thetas and windows of its published configuration, in both forms of the file.
+    #[test]
+    fn published_forms_are_read() {
+        assert_eq!(read(&small("bert")).expect("valid").max_positions, 20);
+        for kind in ["xlm-roberta", "mpnet"] {
+            assert_eq!(read(&small(kind)).expect("valid").max_positions, 18, "{kind}");
+        }
+        let mut older = small("modernbert");
+        older["global_rope_theta"] = json!(160000.0);
+        older["local_rope_theta"] = json!(10000.0);
+        older["local_attention"] = json!(128);
+        let mut newer = small("modernbert");
+        newer["layer_types"] = json!(["full_attention", "sliding_attention", "sliding_attention"]);
+        newer["rope_parameters"] = json!({
+            "full_attention": {"rope_type": "default", "rope_theta": 160000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        });
+        let config = read(&older).expect("valid");
+        assert_eq!(config, read(&newer).expect("valid"));
+        let windows: Vec<_> = config.layers.iter().map(|layer| layer.window).collect();
+        assert_eq!(windows, [None, Some(64), Some(64)]);
+        assert_eq!(config.layers[0].rope_theta, Some(160000.0));
+        let mut nomic = small("nomic_bert");
+        for (newer, older) in [
+            ("hidden_size", "n_embd"),
+            ("num_attention_heads", "n_head"),
+            ("num_hidden_layers", "n_layer"),
+            ("intermediate_size", "n_inner"),
+        ] {
+            nomic[older] = nomic[newer].take();
+        }
+        nomic["rotary_emb_base"] = json!(1000);
+        let config = read(&nomic).expect("valid");
+        assert_eq!((config.inner_size, config.layers[0].rope_theta), (64, Some(1000.0)));
+    }
+
+    /// Goal: values out of range, and options that would change the output, are refused by their key
+    /// without a panic or a large allocation.
+    #[test]
+    fn other_values_are_refused_by_their_key() {
+        for (kind, key, value) in [
+            ("bert", "hidden_size", json!(0)),
+            ("bert", "hidden_size", json!(1 << 29)),
+            ("bert", "hidden_size", json!("32")),
+            ("bert", "num_attention_heads", json!(5)),
+            ("bert", "num_attention_heads", json!(64)),
+            ("bert", "num_hidden_layers", json!(1 << 29)),
+            ("bert", "vocab_size", json!(1 << 29)),
+            ("bert", "max_position_embeddings", json!(1 << 29)),
+            ("bert", "type_vocab_size", json!(17)),
+            ("bert", "layer_norm_eps", json!(0)),
+            ("bert", "hidden_act", json!("mish")),
+            ("bert", "is_decoder", json!(true)),
+            ("bert", "position_embedding_type", json!("alibi")),
+            ("bert", "quantization_config", json!({})),
+            ("xlm-roberta", "max_position_embeddings", json!(2)),
+            ("xlm-roberta", "pad_token_id", json!(1 << 20)),
+            ("mpnet", "relative_attention_num_buckets", json!(64)),
+            ("modernbert", "layer_types", json!(["full_attention"])),
+            ("modernbert", "layer_types", json!(["a", "b", "c"])),
+            ("modernbert", "hidden_activation", json!("relu")),
+            ("modernbert", "local_rope_theta", json!(-1)),
+            ("nomic_bert", "prenorm", json!(true)),
+            ("nomic_bert", "rotary_emb_fraction", json!(0.5)),
+            ("nomic_bert", "num_experts", json!(8)),
+        ] {
+            let mut config = small(kind);
+            config[key] = value.clone();
+            let error = read(&config).expect_err(key);
+            let related = ["num_attention_heads", "max_position_embeddings"];
+            let named = error.contains(&format!("`{key}`"))
+                || related.iter().any(|key| error.contains(key));
+            assert!(named, "{key}: {value}: {error}");
+        }
+    }
+}

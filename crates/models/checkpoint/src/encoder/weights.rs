@@ -1,0 +1,233 @@
+//! The weights of an encoder: the names, shapes and kinds of all tensors.
+
+use super::{EncoderConfig, ScoreBias};
+use crate::config::{LinearWeights, TensorRole, TensorSpec};
+use crate::error::ModelError;
+use crate::weights::Weights;
+
+/// A layer norm.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncoderNormWeights {
+    /// The weight, `[hidden_size]`.
+    pub weight: TensorSpec,
+    /// The bias, `[hidden_size]`, if the norm has one.
+    pub bias: Option<TensorSpec>,
+}
+
+/// The projections of an MLP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncoderMlpWeights {
+    /// The projection to the gate, `[inner_size, hidden_size]`, if there is one.
+    pub gate: Option<LinearWeights>,
+    /// The projection to the inner features, `[inner_size, hidden_size]`.
+    pub up: LinearWeights,
+    /// The projection of the inner features, `[hidden_size, inner_size]`.
+    pub down: LinearWeights,
+}
+
+/// The weights of one layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncoderLayerWeights {
+    /// The projections to queries, keys and values, `[hidden_size, hidden_size]` each.
+    pub qkv: [LinearWeights; 3],
+    /// The output projection of attention, `[hidden_size, hidden_size]`.
+    pub output: LinearWeights,
+    /// The norm after or before attention; `None` if there is none, as in the first layer of
+    /// ModernBERT.
+    pub attention_norm: Option<EncoderNormWeights>,
+    /// The MLP.
+    pub mlp: EncoderMlpWeights,
+    /// The norm after or before the MLP.
+    pub mlp_norm: EncoderNormWeights,
+}
+
+/// All weights of an encoder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncoderWeights {
+    /// The embedding of tokens, `[vocab_size, hidden_size]`.
+    pub tokens: TensorSpec,
+    /// The learned positions, `[rows, hidden_size]`.
+    pub positions: Option<TensorSpec>,
+    /// The embedding of token types, `[token_types, hidden_size]`.
+    pub token_types: Option<TensorSpec>,
+    /// The norm of the embeddings.
+    pub embedding_norm: EncoderNormWeights,
+    /// The learned biases of scores, `[buckets, heads]`.
+    pub score_bias: Option<TensorSpec>,
+    /// The layers.
+    pub layers: Vec<EncoderLayerWeights>,
+    /// The norm after the last layer, if there is one.
+    pub final_norm: Option<EncoderNormWeights>,
+}
+
+impl EncoderConfig {
+    /// All weights that the encoder has.
+    #[must_use]
+    pub fn weights(&self) -> EncoderWeights {
+        let names = self.family.names();
+        let hidden = self.hidden_size;
+        let table = |name: &str, rows: usize| TensorSpec {
+            name: format!("{}{name}.weight", self.prefix),
+            shape: vec![rows, hidden],
+            role: TensorRole::Bias,
+        };
+        let norm = |name: &str| self.norm(&format!("{}{name}", self.prefix));
+        EncoderWeights {
+            tokens: TensorSpec {
+                role: TensorRole::Embedding,
+                ..table(names.tokens, self.vocab_size)
+            },
+            positions: self.learned_positions.map(|table_of| table(names.positions, table_of.rows)),
+            token_types: (self.token_types > 0).then(|| table(names.token_types, self.token_types)),
+            embedding_norm: norm(names.embedding_norm),
+            score_bias: match self.score_bias {
+                Some(ScoreBias::Buckets { count, .. }) => Some(TensorSpec {
+                    shape: vec![count, self.heads],
+                    ..table(names.score_bias, count)
+                }),
+                Some(ScoreBias::Alibi) | None => None,
+            },
+            layers: (0..self.layers.len()).map(|index| self.layer(index)).collect(),
+            final_norm: (!names.final_norm.is_empty()).then(|| norm(names.final_norm)),
+        }
+    }
+
+    fn layer(&self, index: usize) -> EncoderLayerWeights {
+        let names = self.family.names();
+        let at = |name: &str| format!("{}{name}", self.layer_prefix(index));
+        let (hidden, inner) = (self.hidden_size, self.inner_size);
+        let attention = |name: &str| linear(&at(name), [hidden, hidden], self.attention_bias);
+        let mlp = |name: &str, shape| linear(&at(name), shape, self.mlp_bias);
+        let is_first = index == 0 && self.order == super::NormOrder::Before;
+        EncoderLayerWeights {
+            qkv: names.qkv.map(attention),
+            output: attention(names.output),
+            attention_norm: (!is_first).then(|| self.norm(&at(names.attention_norm))),
+            mlp: EncoderMlpWeights {
+                gate: self.activation.is_gated().then(|| mlp(names.gate, [inner, hidden])),
+                up: mlp(names.up, [inner, hidden]),
+                down: mlp(names.down, [hidden, inner]),
+            },
+            mlp_norm: self.norm(&at(names.mlp_norm)),
+        }
+    }
+
+    fn layer_prefix(&self, index: usize) -> String {
+        format!("{}{}", self.prefix, self.family.names().layer.replace("{}", &index.to_string()))
+    }
+
+    fn norm(&self, module: &str) -> EncoderNormWeights {
+        let size = vec![self.hidden_size];
+        let bias = TensorSpec {
+            name: format!("{module}.bias"),
+            shape: size.clone(),
+            role: TensorRole::Bias,
+        };
+        EncoderNormWeights {
+            weight: TensorSpec {
+                name: format!("{module}.weight"),
+                shape: size,
+                role: TensorRole::PlainNorm,
+            },
+            bias: self.norm_bias.then_some(bias),
+        }
+    }
+
+    /// All tensors, in the order of the forward pass.
+    #[must_use]
+    pub fn tensors(&self) -> Vec<TensorSpec> {
+        let mut list = Vec::new();
+        let EncoderWeights {
+            tokens,
+            positions,
+            token_types,
+            embedding_norm,
+            score_bias,
+            layers,
+            final_norm,
+        } = self.weights();
+        list.extend([tokens].into_iter().chain(positions).chain(token_types).chain(score_bias));
+        embedding_norm.list(&mut list);
+        for layer in layers {
+            let EncoderLayerWeights { qkv, output, attention_norm, mlp, mlp_norm } = layer;
+            let EncoderMlpWeights { gate, up, down } = mlp;
+            let linears = qkv.into_iter().chain([output]).chain(gate).chain([up, down]);
+            list.extend(
+                linears.flat_map(|LinearWeights { weight, bias }| [weight].into_iter().chain(bias)),
+            );
+            attention_norm.into_iter().for_each(|norm| norm.list(&mut list));
+            mlp_norm.list(&mut list);
+        }
+        final_norm.into_iter().for_each(|norm| norm.list(&mut list));
+        list
+    }
+
+    /// Gives the tensors of a directory the names that the configuration requires, finds the prefix
+    /// of the encoder within a larger model, and divides matrices that combine several.
+    ///
+    /// # Errors
+    /// [`ModelError::WrongShape`] for a combined matrix of another number of rows.
+    pub(crate) fn prepare(&mut self, weights: &mut Weights) -> Result<(), ModelError> {
+        let names = self.family.names();
+        let end = format!("{}.weight", names.tokens);
+        let prefixes = ["", "bert.", "roberta.", "mpnet.", "distilbert.", "model.", "nomic_bert."];
+        let found = prefixes.iter().find(|prefix| weights.contains(&format!("{prefix}{end}")));
+        // `check` reports the missing embedding.
+        (*found.unwrap_or(&"")).clone_into(&mut self.prefix);
+        // Files that were converted from TensorFlow have older names of the tensors of norms.
+        let older: Vec<String> = weights.names().map(str::to_owned).collect();
+        for name in older {
+            for (old, new) in [("LayerNorm.gamma", "weight"), ("LayerNorm.beta", "bias")] {
+                if let Some(start) = name.strip_suffix(old) {
+                    let new = format!("{start}LayerNorm.{new}");
+                    if !weights.contains(&new) {
+                        weights.rename(&name, &new);
+                    }
+                }
+            }
+        }
+        let mut stacked = Vec::new();
+        for (index, layer) in self.weights().layers.into_iter().enumerate() {
+            let prefix = self.layer_prefix(index);
+            let mut add = |fused: &str, parts: Vec<LinearWeights>| {
+                if fused.is_empty() {
+                    return;
+                }
+                let biases: Vec<_> = parts.iter().filter_map(|part| part.bias.clone()).collect();
+                let matrices = parts.into_iter().map(|part| part.weight).collect();
+                stacked.push((format!("{prefix}{fused}.weight"), matrices));
+                if !biases.is_empty() {
+                    stacked.push((format!("{prefix}{fused}.bias"), biases));
+                }
+            };
+            add(names.fused_qkv, layer.qkv.into());
+            let EncoderMlpWeights { gate, up, down: _ } = layer.mlp;
+            add(names.fused_gate_up, gate.into_iter().chain([up]).collect());
+        }
+        weights.split_stacked(stacked)
+    }
+}
+
+impl EncoderNormWeights {
+    fn list(self, list: &mut Vec<TensorSpec>) {
+        let Self { weight, bias } = self;
+        list.push(weight);
+        list.extend(bias);
+    }
+}
+
+/// The projection `module` to `shape[0]` features.
+pub(super) fn linear(module: &str, shape: [usize; 2], with_bias: bool) -> LinearWeights {
+    LinearWeights {
+        weight: TensorSpec {
+            name: format!("{module}.weight"),
+            shape: shape.into(),
+            role: TensorRole::Matrix,
+        },
+        bias: with_bias.then(|| TensorSpec {
+            name: format!("{module}.bias"),
+            shape: vec![shape[0]],
+            role: TensorRole::Bias,
+        }),
+    }
+}

@@ -1,0 +1,224 @@
+//! Loads a text encoder: its configuration, its weights, and the files of sentence-transformers
+//! that say what becomes of its hidden states.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Serialize;
+use serde_json::Value;
+use stolon_backend::Pooling;
+use stolon_text::TextSource;
+
+use super::directory;
+use super::embedding::{self, EmbeddingConfig, EmbeddingSizes, Modules};
+use crate::config::{Keys, LinearWeights, TensorRole, TensorSpec};
+use crate::encoder::{
+    self, EncoderConfig, EncoderFamily, HeadActivation, HeadConfig, HeadLayer, ScoreConfig,
+};
+use crate::error::ModelError;
+use crate::files::{optional, read_json};
+use crate::weights::{Weights, safetensors};
+
+/// The maximum number of tokens of a text, in sentence-transformers.
+pub(crate) const SENTENCE_CONFIG: &str = "sentence_bert_config.json";
+/// The prompts of sentence-transformers.
+pub(crate) const PROMPTS: &str = "config_sentence_transformers.json";
+/// Maximum number of prompts.
+const PROMPTS_MAX: usize = 256;
+/// Maximum number of bytes of a prompt.
+const PROMPT_BYTES_MAX: usize = 16 << 10;
+
+/// An encoder that was read and checked.
+#[derive(Debug)]
+pub struct LoadedEncoder {
+    /// The model's name: the hub id, or the name of the directory.
+    pub id: String,
+    /// The description of the forward pass.
+    pub config: EncoderConfig,
+    /// The tensors of the encoder and of the head.
+    pub weights: Weights,
+    /// The data of the tokenizer.
+    pub text: TextSource,
+    /// What is computed from a pooled hidden state.
+    pub head: HeadConfig,
+    /// What the model computes.
+    pub task: EncoderTask,
+    /// The texts that the model expects before others.
+    pub prompts: TextPrompts,
+}
+
+/// What an encoder computes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum EncoderTask {
+    /// Embeddings.
+    Embed(EmbeddingConfig),
+    /// Scores of texts or of pairs of texts.
+    Score(Pooling, ScoreConfig),
+}
+
+impl EncoderTask {
+    /// How hidden states become one vector.
+    #[must_use]
+    pub fn pooling(&self) -> Pooling {
+        match self {
+            Self::Embed(config) => config.pooling,
+            Self::Score(pooling, _) => *pooling,
+        }
+    }
+}
+
+/// The texts that a model expects before others, by their names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TextPrompts {
+    /// The texts, by name (`query`, for example).
+    pub named: BTreeMap<String, String>,
+    /// The name of the one that is used if a request names none.
+    pub default: Option<String>,
+}
+
+/// Loads the encoder in `directory`, whose `config.json` has the content `value`.
+pub(super) fn load(
+    directory: &Path,
+    id: String,
+    value: &Value,
+    family: EncoderFamily,
+) -> Result<LoadedEncoder, ModelError> {
+    let file = directory.join(directory::CONFIG).display().to_string();
+    let mut config = encoder::parse(&file, value, family)?;
+    let keys = Keys::root(&file, value)?;
+    if family != EncoderFamily::NomicBert {
+        embedding::refuse_own_code(&keys)?;
+    }
+    let mut weights = Weights::open_named(directory, str::to_owned)?;
+    config.prepare(&mut weights)?;
+    let (task, head) = if encoder::is_classifier(value) {
+        score(&keys, &config)?
+    } else {
+        embed(directory, &keys, &config, &mut weights)?
+    };
+    weights.check_all(config.tensors().into_iter().chain(head.tensors()))?;
+    let text = directory::text(directory)?;
+    config.max_positions = config.max_positions.min(max_tokens(directory, &text)?);
+    let prompts = prompts(directory)?;
+    Ok(LoadedEncoder { id, config, weights, text, head, task, prompts })
+}
+
+/// The task of a classifier.
+fn score(keys: &Keys<'_>, config: &EncoderConfig) -> Result<(EncoderTask, HeadConfig), ModelError> {
+    let EncoderConfig { family, prefix, hidden_size, .. } = config;
+    let scores = ScoreConfig::parse(keys)?;
+    let labels = scores.labels.len();
+    let head = HeadConfig::classifier(keys, *family, prefix, *hidden_size, labels)?;
+    let pooling = match keys.text("classifier_pooling")? {
+        None | Some("cls") => Pooling::First,
+        Some("mean") => Pooling::Mean,
+        Some(_) => return Err(keys.unsupported("classifier_pooling", "`cls` or `mean`")),
+    };
+    Ok((EncoderTask::Score(pooling, scores), head))
+}
+
+/// The task of an embedding model.
+fn embed(
+    directory: &Path,
+    keys: &Keys<'_>,
+    config: &EncoderConfig,
+    weights: &mut Weights,
+) -> Result<(EncoderTask, HeadConfig), ModelError> {
+    let hidden = config.hidden_size;
+    let Some(Modules { dense, normalize }) = embedding::modules_of(directory)? else {
+        // The same defaults as in sentence-transformers.
+        tracing::warn!(
+            "{} has no modules.json: embeddings are the mean of all hidden states",
+            directory.display()
+        );
+        let task = EmbeddingConfig {
+            pooling: Pooling::Mean,
+            normalize: false,
+            sizes: EmbeddingSizes::Full,
+        };
+        return Ok((EncoderTask::Embed(task), HeadConfig::default()));
+    };
+    let pooling = embedding::pooling_of(directory, hidden)?;
+    let mut head = HeadConfig::default();
+    for path in dense {
+        let inputs = head.output_size(hidden);
+        head.layers.push(dense_layer(directory, &path, inputs, weights)?);
+    }
+    let sizes = embedding::sizes(keys, head.output_size(hidden))?;
+    Ok((EncoderTask::Embed(EmbeddingConfig { pooling, normalize, sizes }), head))
+}
+
+/// Reads a module `Dense` of sentence-transformers, and adds its tensors to `weights`.
+fn dense_layer(
+    directory: &Path,
+    path: &str,
+    inputs: usize,
+    weights: &mut Weights,
+) -> Result<HeadLayer, ModelError> {
+    let config = directory.join(path).join(directory::CONFIG);
+    let file = config.display().to_string();
+    let value = read_json(&config)?;
+    let keys = Keys::root(&file, &value)?;
+    if keys.required("in_features")? != inputs {
+        return Err(keys.invalid("in_features", &inputs.to_string()));
+    }
+    let outputs = keys.required("out_features")?;
+    let activation = match keys.text("activation_function")? {
+        None => HeadActivation::Tanh,
+        Some(name) => HeadActivation::of_class(name).ok_or_else(|| {
+            keys.unsupported("activation_function", "Identity, Tanh, GELU, ReLU, SiLU or Sigmoid")
+        })?,
+    };
+    weights.add_module(&directory.join(path).join(safetensors::SINGLE), path)?;
+    let has_bias = keys.flag("bias")?.unwrap_or(true);
+    let name = |part: &str| format!("{path}.linear.{part}");
+    let weight =
+        TensorSpec { name: name("weight"), shape: vec![outputs, inputs], role: TensorRole::Matrix };
+    let bias = TensorSpec { name: name("bias"), shape: vec![outputs], role: TensorRole::Bias };
+    let weights = LinearWeights { weight, bias: has_bias.then_some(bias) };
+    Ok(HeadLayer::Linear { weights, activation })
+}
+
+/// The maximum number of tokens of a text: what sentence-transformers truncates to.
+fn max_tokens(directory: &Path, text: &TextSource) -> Result<usize, ModelError> {
+    let path = directory.join(SENTENCE_CONFIG);
+    let file = path.display().to_string();
+    if let Some(value) = optional(read_json(&path))? {
+        let keys = Keys::root(&file, &value)?;
+        if keys.flag("do_lower_case")? == Some(true) {
+            return Err(keys.unsupported("do_lower_case", "false"));
+        }
+        if let Some(size) = keys.size("max_seq_length")? {
+            return Ok(size);
+        }
+    }
+    let config = text.tokenizer_config.as_ref();
+    let length = config.and_then(|config| config["model_max_length"].as_f64());
+    // Files without a limit have a very large number.
+    Ok(length.filter(|length| *length >= 1.0).map_or(usize::MAX, |length| length as usize))
+}
+
+/// The prompts in `config_sentence_transformers.json`.
+fn prompts(directory: &Path) -> Result<TextPrompts, ModelError> {
+    let path = directory.join(PROMPTS);
+    let file = path.display().to_string();
+    let Some(value) = optional(read_json(&path))? else { return Ok(TextPrompts::default()) };
+    let keys = Keys::root(&file, &value)?;
+    let mut named = BTreeMap::new();
+    if let Some(prompts) = keys.object("prompts")? {
+        for name in prompts.names().take(PROMPTS_MAX + 1) {
+            let Some(prompt) = prompts.text(name)? else { continue };
+            if prompt.len() > PROMPT_BYTES_MAX || named.len() == PROMPTS_MAX {
+                let expected =
+                    format!("at most {PROMPTS_MAX} prompts of at most {PROMPT_BYTES_MAX} bytes");
+                return Err(ModelError::key(&file, "prompts", expected, "more"));
+            }
+            named.insert(name.to_owned(), prompt.to_owned());
+        }
+    }
+    let default = keys.text("default_prompt_name")?.map(str::to_owned);
+    if default.as_ref().is_some_and(|default| !named.contains_key(default)) {
+        return Err(keys.invalid("default_prompt_name", "the name of a prompt"));
+    }
+    Ok(TextPrompts { named, default })
+}

@@ -1,0 +1,169 @@
+//! One layer: attention over whole texts, and an MLP.
+
+use stolon_checkpoint::encoder::{
+    EncoderActivation, EncoderConfig, EncoderLayerWeights, EncoderMlpWeights, NormOrder,
+};
+use stolon_checkpoint::error::ModelError;
+use stolon_kernels::{self as kernels, Matrix, Operands, Path, Product, RowSums, Sink};
+
+use super::{Activations, Norm};
+use crate::decoder::linear::{Linear, Loader, project};
+use crate::decoder::rope::{RopeTable, Rotation};
+use crate::full_kv::{FullKv, FullMask};
+use crate::workers::Workers;
+
+/// A layer with packed weights.
+#[derive(Debug)]
+pub(super) struct Layer {
+    qkv: [Linear; 3],
+    output: Linear,
+    /// `None` if the input of attention is not normalized.
+    attention_norm: Option<Norm>,
+    gate: Option<Linear>,
+    up: Linear,
+    down: Linear,
+    mlp_norm: Norm,
+}
+
+/// The keys and values of the layer, the mask of its attention, and the rotations of its queries and
+/// keys, if they are rotated.
+type Attention<'a> = (&'a mut FullKv, &'a FullMask<'a>, Option<&'a RopeTable>);
+
+impl Layer {
+    pub(super) fn load(
+        weights: &EncoderLayerWeights,
+        eps: f32,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, ModelError> {
+        let EncoderLayerWeights { qkv: [q, k, v], output, attention_norm, mlp, mlp_norm } = weights;
+        let EncoderMlpWeights { gate, up, down } = mlp;
+        let norm = attention_norm.as_ref().map(|norm| Norm::load(norm, eps, loader)).transpose()?;
+        Ok(Self {
+            qkv: [loader.linear(q)?, loader.linear(k)?, loader.linear(v)?],
+            output: loader.linear(output)?,
+            attention_norm: norm,
+            gate: loader.optional(gate.as_ref())?,
+            up: loader.linear(up)?,
+            down: loader.linear(down)?,
+            mlp_norm: Norm::load(mlp_norm, eps, loader)?,
+        })
+    }
+
+    /// Computes the layer for all rows of the residual stream.
+    pub(super) fn forward(
+        &self,
+        config: &EncoderConfig,
+        activations: &mut Activations,
+        (kv, mask, rotations): Attention<'_>,
+        (path, workers): (Path, &Workers),
+    ) {
+        let Activations { x, normed, q, attended, mixed, inner, positions } = activations;
+        let (rows, width) = (positions.len(), config.hidden_size);
+        let is_before = config.order == NormOrder::Before;
+        let readers = [0, 1, 2].map(|part| &self.qkv[part].matrix);
+        let norm = self.attention_norm.as_ref().filter(|_| is_before);
+        pack(x, norm, normed, &readers, (path, workers));
+        self.heads(config, (normed, positions), rotations, (&mut *q, &mut *kv), (path, workers));
+        kv.attend(q, attended, mask, path, workers);
+        mixed.reset(rows, &[&self.output.matrix]);
+        mixed.pack(workers.for_pass(rows, width), attended);
+        project(&self.output, mixed, Sink::Add(x), path, workers);
+        if let Some(norm) = self.attention_norm.as_ref().filter(|_| !is_before) {
+            norm.replace(x, attended, path, workers);
+        }
+
+        let inputs: Vec<&Matrix> =
+            self.gate.iter().chain([&self.up]).map(|linear| &linear.matrix).collect();
+        let norm = Some(&self.mlp_norm).filter(|_| is_before);
+        pack(x, norm, normed, &inputs, (path, workers));
+        inner.reset(rows, &[&self.down.matrix]);
+        let activate = |sums: RowSums<'_>| self.activate(config.activation, path, sums);
+        let product = Product {
+            group: 0,
+            matrices: &inputs,
+            step: 1,
+            epilogue: Some(&activate),
+            sink: Sink::Operands(inner.only()),
+        };
+        kernels::multiply(path, workers.for_products(&inputs, rows), normed, &mut [product]);
+        project(&self.down, inner, Sink::Add(x), path, workers);
+        if !is_before {
+            self.mlp_norm.replace(x, attended, path, workers);
+        }
+    }
+
+    /// Computes queries, keys and values in one call.
+    fn heads(
+        &self,
+        config: &EncoderConfig,
+        (rows, positions): (&Operands, &[u32]),
+        rotations: Option<&RopeTable>,
+        (q, kv): (&mut [f32], &mut FullKv),
+        (path, workers): (Path, &Workers),
+    ) {
+        let matrices = [0, 1, 2].map(|part| &self.qkv[part].matrix);
+        let head_dim = config.head_dim;
+        let epilogues = [0, 1, 2].map(|part| {
+            move |sums: RowSums<'_>| {
+                self.qkv[part].add_bias(path, sums.feature, sums.first);
+                if let Some(rotations) = rotations.filter(|_| part < 2) {
+                    let rotation = rotations.at(Rotation::Position(positions[sums.row]));
+                    kernels::norm_and_rope(path, sums.first, head_dim, None, rotation);
+                }
+            }
+        });
+        let [keys, values] = kv.rows_mut(path);
+        let sinks = [Sink::Rows(q), Sink::Cache(keys), Sink::Cache(values)];
+        let parts = matrices.chunks(1).zip(&epilogues).zip(sinks);
+        let mut products: Vec<Product<'_>> = parts
+            .map(|((matrices, epilogue), sink)| Product {
+                group: 0,
+                matrices,
+                step: head_dim,
+                epilogue: Some(epilogue),
+                sink,
+            })
+            .collect();
+        kernels::multiply(path, workers.for_products(&matrices, rows.rows()), rows, &mut products);
+    }
+
+    /// The epilogue of the projections to the inner features: adds the biases and applies the
+    /// function.
+    fn activate(&self, function: EncoderActivation, path: Path, sums: RowSums<'_>) {
+        let RowSums { feature, first, second, .. } = sums;
+        match &self.gate {
+            Some(gate) => {
+                gate.add_bias(path, feature, first);
+                self.up.add_bias(path, feature, second);
+            }
+            None => self.up.add_bias(path, feature, first),
+        }
+        match function {
+            EncoderActivation::Gelu => kernels::gelu_in_place(path, first),
+            EncoderActivation::GeluTanh => kernels::gelu_tanh_in_place(path, first),
+            EncoderActivation::Relu => first.iter_mut().for_each(|x| *x = x.max(0.0)),
+            EncoderActivation::GeluGate => kernels::gelu_mul(path, first, second),
+            EncoderActivation::SiluGate => kernels::silu_mul(path, first, second),
+        }
+    }
+}
+
+/// Packs the rows of `x`, normalized if there is a norm, for `readers`.
+fn pack(
+    x: &[f32],
+    norm: Option<&Norm>,
+    out: &mut Operands,
+    readers: &[&Matrix],
+    (path, workers): (Path, &Workers),
+) {
+    let width = readers[0].in_features();
+    let rows = x.len() / width;
+    out.reset(rows, readers);
+    let threads = workers.for_pass(rows, width);
+    match norm {
+        None => out.pack(threads, x),
+        Some(norm) => out.fill(threads, |_, first, block| {
+            norm.apply(&x[first * width..][..block.len()], block, path);
+        }),
+    }
+}

@@ -1,0 +1,203 @@
+//! `POST /v1/rerank`, `/score` and `/classify`: scores of pairs of texts, and labels of texts.
+
+use crate::api::schema::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::embeddings::EmbeddingsUsage;
+use super::fields::{self, UnknownFields};
+use super::options::Truncation;
+
+/// The body of a request to rank documents, as in Jina's and Cohere's APIs.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(expecting = "an object")]
+pub struct RerankRequest {
+    /// The model's id, or one of the names given with `--served-model-name`, which replace it.
+    /// Default: the served model.
+    pub model: Option<String>,
+    /// The query.
+    pub query: String,
+    /// The documents: 1 to 2,048, and 1,048,576 tokens in all, each with the query. They are cut to
+    /// what the model reads.
+    pub documents: Vec<Document>,
+    /// Maximum number of results. Default: one for each document.
+    #[serde(default, deserialize_with = "fields::count::<_, 1, { u32::MAX as usize }>")]
+    #[schemars(range(min = 1, max = u32::MAX))]
+    pub top_n: Option<usize>,
+    /// Whether the results have the documents. Default: true.
+    pub return_documents: Option<bool>,
+    /// Maximum number of tokens of the query with a document, or -1 for as many as the model reads,
+    /// which is the default.
+    #[serde(default, deserialize_with = "fields::truncation")]
+    #[schemars(schema_with = "super::schemas::truncation")]
+    pub truncate_prompt_tokens: Option<Truncation>,
+    /// Requests with a larger priority are admitted first or, on a server with `--admission
+    /// priority`, those with a smaller one, as in vLLM. Any 32-bit integer. Default 0.
+    #[serde(default, deserialize_with = "fields::signed_32")]
+    pub priority: Option<i32>,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+/// A document: a text, or an object with one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected a string or an object with `text`")]
+pub enum Document {
+    /// The text.
+    Text(String),
+    /// An object with the text.
+    Object {
+        /// The text.
+        text: String,
+    },
+}
+
+impl Document {
+    /// The text.
+    #[must_use]
+    pub fn into_text(self) -> String {
+        match self {
+            Self::Text(text) | Self::Object { text } => text,
+        }
+    }
+}
+
+/// The reply to a request to rank documents.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Reranked {
+    /// The reply's id.
+    pub id: String,
+    /// The model's name as the client wrote it.
+    pub model: String,
+    /// Numbers of tokens of all pairs together.
+    pub usage: EmbeddingsUsage,
+    /// The documents with their scores, the best one first.
+    pub results: Vec<RerankResult>,
+}
+
+/// A document and its score.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct RerankResult {
+    /// Index of the document in the request.
+    pub index: usize,
+    /// The document, if it was requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub document: Option<DocumentText>,
+    /// How well the document answers the query; more is better.
+    pub relevance_score: f32,
+}
+
+/// A document in a reply.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct DocumentText {
+    /// The text.
+    pub text: String,
+}
+
+/// One text or several.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected a string or a list of strings")]
+pub enum Texts {
+    /// One text.
+    One(String),
+    /// Several texts.
+    Several(Vec<String>),
+}
+
+impl Texts {
+    /// The texts in the order in which they were given.
+    #[must_use]
+    pub fn into_list(self) -> Vec<String> {
+        match self {
+            Self::One(text) => vec![text],
+            Self::Several(texts) => texts,
+        }
+    }
+}
+
+/// The body of a request to score pairs of texts, as in vLLM's API.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(expecting = "an object")]
+pub struct ScoreRequest {
+    /// The model's id, or one of the names given with `--served-model-name`, which replace it.
+    /// Default: the served model.
+    pub model: Option<String>,
+    /// The first text of each pair: one for all, or as many as there are second texts.
+    pub text_1: Texts,
+    /// The second text of each pair: 1 to 2,048, and 1,048,576 tokens in all pairs.
+    pub text_2: Texts,
+    /// Maximum number of tokens of a pair, or -1 for as many as the model reads. Default: a pair that
+    /// is too long is refused.
+    #[serde(default, deserialize_with = "fields::truncation")]
+    #[schemars(schema_with = "super::schemas::truncation")]
+    pub truncate_prompt_tokens: Option<Truncation>,
+    /// As in a request to rank documents.
+    #[serde(default, deserialize_with = "fields::signed_32")]
+    pub priority: Option<i32>,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+/// The body of a request to classify texts, as in vLLM's API.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(expecting = "an object")]
+pub struct ClassifyRequest {
+    /// The model's id, or one of the names given with `--served-model-name`, which replace it.
+    /// Default: the served model.
+    pub model: Option<String>,
+    /// The texts: 1 to 2,048, and 1,048,576 tokens in all.
+    pub input: Texts,
+    /// Maximum number of tokens of a text, or -1 for as many as the model reads. Default: a text that
+    /// is too long is refused.
+    #[serde(default, deserialize_with = "fields::truncation")]
+    #[schemars(schema_with = "super::schemas::truncation")]
+    pub truncate_prompt_tokens: Option<Truncation>,
+    /// As in a request to rank documents.
+    #[serde(default, deserialize_with = "fields::signed_32")]
+    pub priority: Option<i32>,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+/// The reply to a request for scores or labels.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct ScoreList<T> {
+    /// The reply's id.
+    pub id: String,
+    /// Always `list`.
+    pub object: &'static str,
+    /// When the reply was made, in seconds since 1970-01-01 UTC.
+    pub created: u64,
+    /// The model's name as the client wrote it.
+    pub model: String,
+    /// The results, in the order of the texts.
+    pub data: Vec<T>,
+    /// Numbers of tokens of all texts together.
+    pub usage: EmbeddingsUsage,
+}
+
+/// The score of a pair.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct PairScore {
+    /// Index of the pair.
+    pub index: usize,
+    /// Always `score`.
+    pub object: &'static str,
+    /// The score.
+    pub score: f32,
+}
+
+/// The label of a text.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Classified {
+    /// Index of the text.
+    pub index: usize,
+    /// The label with the largest score.
+    pub label: String,
+    /// The score of each label, in the model's order.
+    pub probs: Vec<f32>,
+    /// Number of labels.
+    pub num_classes: usize,
+}

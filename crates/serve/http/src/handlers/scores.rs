@@ -1,0 +1,184 @@
+//! The handlers of `POST /v1/rerank`, `/score` and `/classify`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use stolon::{Error, Request, ScoreConfig, Scores};
+
+use crate::api::embeddings::{EmbeddingsUsage, MAX_INPUTS};
+use crate::api::options::Truncation;
+use crate::api::scores::{
+    Classified, ClassifyRequest, Document, DocumentText, PairScore, RerankRequest, RerankResult,
+    Reranked, ScoreList, ScoreRequest, Texts,
+};
+use crate::handlers::app::App;
+use crate::handlers::context::{Incoming, RequestContext};
+use crate::handlers::embeddings::truncation;
+use crate::handlers::pooled::Inputs;
+use crate::wire::error::ApiError;
+use crate::wire::{request_id, unix_seconds};
+
+/// Maximum size of all pairs of a request in bytes. A text counts in every pair that has it, because
+/// each pair is tokenized as a whole.
+const MAX_BYTES: usize = 64 << 20;
+
+/// Ranks documents for a query.
+pub(crate) async fn rerank(
+    Incoming { body: request, context }: Incoming<RerankRequest>,
+) -> Result<Response, ApiError> {
+    let app = Arc::clone(&context.app);
+    check_labels(&app, true)?;
+    let documents: Vec<String> = request.documents.into_iter().map(Document::into_text).collect();
+    let query = request.query;
+    check_bytes("documents", documents.iter().map(|document| query.len() + document.len()))?;
+    let pairs = documents.iter().map(|document| Request::pair(query.clone(), document.clone()));
+    let asked = Asked {
+        model: request.model,
+        param: "documents",
+        is_list: true,
+        // A document that is too long would make the whole request fail.
+        most: request.truncate_prompt_tokens.or(Some(Truncation::Context)),
+        priority: request.priority,
+    };
+    let (model, scores) = scores(context, asked, pairs.collect()).await?;
+    let usage = usage(&scores);
+    let mut order: Vec<(usize, f32)> =
+        scores.iter().map(|scores| scores.values[0]).enumerate().collect();
+    order.sort_by(|a, b| b.1.total_cmp(&a.1));
+    order.truncate(request.top_n.unwrap_or(usize::MAX));
+    let returns = request.return_documents.unwrap_or(true);
+    let results = order.into_iter().map(|(index, relevance_score)| {
+        let document = returns.then(|| DocumentText { text: documents[index].clone() });
+        RerankResult { index, document, relevance_score }
+    });
+    let id = format!("rerank-{}", request_id::fresh());
+    Ok(Json(Reranked { id, model, usage, results: results.collect() }).into_response())
+}
+
+/// Scores pairs of texts.
+pub(crate) async fn score(
+    Incoming { body: request, context }: Incoming<ScoreRequest>,
+) -> Result<Response, ApiError> {
+    check_labels(&context.app, true)?;
+    let is_list = matches!(request.text_2, Texts::Several(_));
+    let (first, second) = (request.text_1.into_list(), request.text_2.into_list());
+    if first.len() != 1 && first.len() != second.len() {
+        let message = format!(
+            "`text_1`: expected one text, or as many as in `text_2` ({}), got {}",
+            second.len(),
+            first.len()
+        );
+        return Err(ApiError::invalid(Some("text_1"), message));
+    }
+    let one = first.len() == 1;
+    let first = |index: usize| &first[if one { 0 } else { index }];
+    let sizes = second.iter().enumerate().map(|(index, second)| first(index).len() + second.len());
+    check_bytes("text_2", sizes)?;
+    let pairs = second.into_iter().enumerate();
+    let pairs = pairs.map(|(index, second)| Request::pair(first(index).clone(), second));
+    let asked = Asked {
+        model: request.model,
+        param: "text_2",
+        is_list,
+        most: request.truncate_prompt_tokens,
+        priority: request.priority,
+    };
+    let (model, scores) = scores(context, asked, pairs.collect()).await?;
+    let score = |(index, scores): (usize, &Scores)| PairScore {
+        index,
+        object: "score",
+        score: scores.values[0],
+    };
+    let data = scores.iter().enumerate().map(score).collect();
+    Ok(list("score", model, data, &scores))
+}
+
+/// Finds the labels of texts.
+pub(crate) async fn classify(
+    Incoming { body: request, context }: Incoming<ClassifyRequest>,
+) -> Result<Response, ApiError> {
+    let labels = check_labels(&context.app, false)?.labels.clone();
+    let is_list = matches!(request.input, Texts::Several(_));
+    let texts = request.input.into_list().into_iter().map(Request::text).collect();
+    let asked = Asked {
+        model: request.model,
+        param: "input",
+        is_list,
+        most: request.truncate_prompt_tokens,
+        priority: request.priority,
+    };
+    let (model, scores) = scores(context, asked, texts).await?;
+    let label = |(index, scores): (usize, &Scores)| {
+        let best = scores.values.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+        let label = best.and_then(|(best, _)| labels.get(best)).cloned().unwrap_or_default();
+        Classified { index, label, probs: scores.values.clone(), num_classes: labels.len() }
+    };
+    let data = scores.iter().enumerate().map(label).collect();
+    Ok(list("classify", model, data, &scores))
+}
+
+/// What the requests of all routes have.
+struct Asked {
+    model: Option<String>,
+    /// The parameter with the texts.
+    param: &'static str,
+    is_list: bool,
+    most: Option<Truncation>,
+    priority: Option<i32>,
+}
+
+/// The labels of the model. `is_ranking` says whether one label is needed.
+fn check_labels(app: &App, is_ranking: bool) -> Result<&ScoreConfig, ApiError> {
+    let info = app.engine.model_info();
+    let config = info.scores.as_ref();
+    let config = config.filter(|config| !is_ranking || config.labels.len() == 1);
+    Ok(config.ok_or_else(|| Error::NotForScores { model: info.id.clone() })?)
+}
+
+/// Refuses pairs of these sizes if they are larger than [`MAX_BYTES`] together.
+fn check_bytes(
+    param: &'static str,
+    mut sizes: impl Iterator<Item = usize>,
+) -> Result<(), ApiError> {
+    let sum =
+        sizes.try_fold(0_usize, |sum, size| sum.checked_add(size).filter(|s| *s <= MAX_BYTES));
+    if sum.is_some() {
+        return Ok(());
+    }
+    let message =
+        format!("`{param}`: expected pairs of at most {MAX_BYTES} bytes in all, got more");
+    Err(ApiError::invalid(Some(param), message).code("invalid_value"))
+}
+
+/// The name of the model and the scores of all texts.
+async fn scores(
+    context: RequestContext,
+    Asked { model, param, is_list, most, priority }: Asked,
+    texts: Vec<Request>,
+) -> Result<(String, Vec<Scores>), ApiError> {
+    let RequestContext { app, caller, ignored, held, .. } = context;
+    let (model, _) = app.chosen(model, &ignored)?;
+    let inputs = Inputs::new(&app, &caller, param, is_list);
+    inputs.check_count(texts.len(), MAX_INPUTS)?;
+    let signed = texts.into_iter().map(|text| Some(caller.sign(text)));
+    let tokens = inputs.tokenise(signed, truncation(&app, most)).await?;
+    drop(held);
+    let priority = app.priority.of(priority);
+    let prompts = tokens.into_iter();
+    let prompts = prompts.map(|tokens| caller.sign(Request::tokens(tokens).priority(priority)));
+    let score = |app: Arc<App>, prompt| async move { app.engine.score(prompt).await };
+    let scores = inputs.compute(prompts.collect(), score).await?;
+    Ok((model, scores))
+}
+
+fn usage(scores: &[Scores]) -> EmbeddingsUsage {
+    let prompt_tokens = scores.iter().map(|scores| scores.prompt_tokens).sum();
+    EmbeddingsUsage { prompt_tokens, total_tokens: prompt_tokens, prompt_tokens_details: None }
+}
+
+fn list<T: serde::Serialize>(id: &str, model: String, data: Vec<T>, scores: &[Scores]) -> Response {
+    let id = format!("{id}-{}", request_id::fresh());
+    let (object, created, usage) = ("list", unix_seconds(), usage(scores));
+    Json(ScoreList { id, object, created, model, data, usage }).into_response()
+}

@@ -1,0 +1,170 @@
+//! Text encoders: `/v1/embeddings`, `/v1/rerank`, `/score` and `/classify`, with the models in
+//! `crates/models/checkpoint/tests/fixtures/encoders`.
+
+use serde_json::{Value, json};
+
+use crate::support::Server;
+
+fn directory(name: &str) -> String {
+    let fixtures = "../../models/checkpoint/tests/fixtures/encoders";
+    format!("{}/{fixtures}/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+fn start(name: &str) -> Server {
+    Server::start(&directory(name))
+}
+
+fn expected(name: &str) -> Value {
+    let file = format!("{}/expected.json", directory(name));
+    serde_json::from_str(&std::fs::read_to_string(file).expect("a fixture")).expect("JSON")
+}
+
+#[track_caller]
+fn assert_close(values: &Value, expected: &Value) {
+    let numbers = |value: &Value| -> Vec<f64> {
+        value.as_array().expect("a list").iter().map(|v| v.as_f64().expect("a number")).collect()
+    };
+    let (values, expected) = (numbers(values), numbers(expected));
+    assert_eq!(values.len(), expected.len());
+    let difference = values.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(difference < 1e-5, "{difference}");
+}
+
+/// Goal: texts and token ids have the embeddings of sentence-transformers, with the model's prompt
+/// under each of its names, and long texts are cut on request only.
+#[tokio::test]
+async fn encoders_answer_embeddings() {
+    let (server, expected) = (start("modernbert"), expected("modernbert"));
+    let cases = expected["texts"].as_array().expect("a list");
+    let texts: Vec<&Value> = cases.iter().map(|case| &case["text"]).filter(|t| *t != "").collect();
+    let body = json!({"input": texts, "truncate_prompt_tokens": -1, "model": "modernbert"});
+    let reply = server.ok("/v1/embeddings", body).await;
+    for (entry, case) in reply["data"].as_array().expect("a list").iter().zip(cases) {
+        assert_close(&entry["embedding"], &case["embedding"]);
+    }
+    let reply = server.ok("/v1/embeddings", json!({"input": [cases[0]["tokens"]]})).await;
+    assert_close(&reply["data"][0]["embedding"], &cases[0]["embedding"]);
+    assert_eq!(reply["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    let (status, reply) = server.post("/v1/embeddings", json!({"input": texts})).await;
+    assert_eq!((status, &reply["error"]["param"]), (400, &json!("input[3]")), "{reply}");
+    let prompt = &expected["prompt"];
+    for (name, value) in
+        [("prompt_name", "query"), ("input_type", "query"), ("input_type", "search_query")]
+    {
+        let reply =
+            server.ok("/v1/embeddings", json!({"input": prompt["text"], name: value})).await;
+        assert_close(&reply["data"][0]["embedding"], &prompt["embedding"]);
+    }
+    for name in ["prompt_name", "input_type"] {
+        let (status, reply) = server.post("/v1/embeddings", json!({"input": "x", name: "y"})).await;
+        assert_eq!((status, &reply["error"]["param"]), (400, &json!(name)));
+        let message = reply["error"]["message"].as_str().expect("a message");
+        assert!(message.contains("`document`, `query`"), "{message}");
+    }
+    let short = &expected["short"];
+    let body = json!({"input": short["text"], "dimensions": short["size"]});
+    let reply = server.ok("/v1/embeddings", body).await;
+    assert_close(&reply["data"][0]["embedding"], &short["embedding"]);
+    let models = server.get("/v1/models").await.1;
+    assert_eq!(models["data"][0]["embedding_size"], 32, "{models}");
+    server.settled_audit().await;
+}
+
+/// Goal: what a text encoder cannot do is refused with the reason.
+#[tokio::test]
+async fn encoders_refuse_what_they_are_not_meant_for() {
+    let server = start("bert");
+    for (path, body) in [
+        ("/v1/completions", json!({"prompt": "a"})),
+        ("/v1/rerank", json!({"query": "a", "documents": ["b"]})),
+        ("/score", json!({"text_1": "a", "text_2": "b"})),
+        ("/classify", json!({"input": "a"})),
+    ] {
+        let (status, reply) = server.post(path, body).await;
+        assert_eq!((status, &reply["error"]["code"]), (400, &json!("unsupported_endpoint")));
+    }
+    let chat = json!({"messages": [{"role": "user", "content": "a"}]});
+    assert_eq!(server.post("/v1/chat/completions", chat).await.0, 400);
+    let server = start("bert_reranker");
+    for (path, body) in
+        [("/v1/embeddings", json!({"input": "a"})), ("/v1/completions", json!({"prompt": "a"}))]
+    {
+        let (status, reply) = server.post(path, body).await;
+        assert_eq!((status, &reply["error"]["code"]), (400, &json!("unsupported_endpoint")));
+    }
+    for (path, body, param) in [
+        ("/v1/rerank", json!({"query": "a", "documents": []}), "documents"),
+        ("/v1/rerank", json!({"query": "a", "documents": [1]}), "documents[0]"),
+        ("/v1/rerank", json!({"query": "a", "documents": ["b"], "top_n": 0}), "top_n"),
+        ("/v1/rerank", json!({"query": "a", "documents": ["b"], "rank": 1}), "rank"),
+        ("/v1/rerank", json!({"documents": ["b"]}), "query"),
+        ("/v1/rerank", json!({"query": "a", "documents": vec!["b"; 2049]}), "documents"),
+        ("/score", json!({"text_1": ["a", "b"], "text_2": ["c"]}), "text_1"),
+        ("/score", json!({"text_1": [], "text_2": []}), "text_2"),
+        ("/score", json!({"text_1": "a", "text_2": ["b", "the ".repeat(200)]}), "text_2[1]"),
+        ("/classify", json!({"input": []}), "input"),
+    ] {
+        let (status, reply) = server.post(path, body.clone()).await;
+        assert_eq!((status, &reply["error"]["param"]), (400, &json!(param)), "{body}: {reply}");
+    }
+}
+
+/// Goal: documents come in the order of the scores of sentence-transformers, in all forms of the
+/// request and on all paths, and pairs have the same scores alone.
+#[tokio::test]
+async fn rerankers_answer_in_order() {
+    for name in ["bert_reranker", "xlm_roberta_reranker"] {
+        let (server, expected) = (start(name), expected(name));
+        let pairs = expected["pairs"].as_array().expect("a list");
+        let query = &pairs[0]["query"];
+        let texts: Vec<&Value> = pairs.iter().map(|pair| &pair["document"]).collect();
+        let objects: Vec<Value> = texts.iter().map(|text| json!({"text": text})).collect();
+        let mut order: Vec<usize> = (0..pairs.len()).collect();
+        let score = |index: &usize| pairs[*index]["score"].as_f64().expect("a number");
+        order.sort_by(|a, b| score(b).total_cmp(&score(a)));
+        for (path, documents) in [
+            ("/v1/rerank", json!(texts)),
+            ("/v2/rerank", json!(objects)),
+            ("/rerank", json!(texts)),
+        ] {
+            let body = json!({"model": name, "query": query, "documents": documents, "top_n": 3});
+            let reply = server.ok(path, body).await;
+            let results = reply["results"].as_array().expect("a list");
+            assert_eq!(results.len(), 3);
+            for (result, &index) in results.iter().zip(&order) {
+                assert_eq!(result["index"], index, "{name}");
+                assert_eq!(&result["document"]["text"], texts[index]);
+                assert_close(&json!([result["relevance_score"]]), &json!([pairs[index]["score"]]));
+            }
+            assert!(reply["usage"]["total_tokens"].as_u64() > Some(0) && reply["id"].is_string());
+        }
+        let body = json!({"query": query, "documents": texts, "return_documents": false});
+        let reply = server.ok("/v1/rerank", body).await;
+        assert!(reply["results"][0].get("document").is_none());
+        let body = json!({"text_1": query, "text_2": texts, "truncate_prompt_tokens": -1});
+        let scores = server.ok("/score", body).await;
+        for (index, pair) in pairs.iter().enumerate() {
+            assert_close(&json!([scores["data"][index]["score"]]), &json!([pair["score"]]));
+        }
+        server.settled_audit().await;
+    }
+}
+
+/// Goal: labels have the probabilities of transformers, and the best one is named.
+#[tokio::test]
+async fn classifiers_name_the_best_label() {
+    let (server, expected) = (start("mpnet_classifier"), expected("mpnet_classifier"));
+    let cases = expected["texts"].as_array().expect("a list");
+    let texts: Vec<&Value> = cases.iter().map(|case| &case["text"]).collect();
+    let reply = server.ok("/classify", json!({"input": texts})).await;
+    let names = ["contradiction", "entailment", "neutral"];
+    for (entry, case) in reply["data"].as_array().expect("a list").iter().zip(cases) {
+        assert_close(&entry["probs"], &case["scores"]);
+        let probs = entry["probs"].as_array().expect("a list");
+        let best = probs.iter().map(|p| p.as_f64().expect("a number")).fold(0.0, f64::max);
+        let index = probs.iter().position(|p| p.as_f64() == Some(best)).expect("the best one");
+        assert_eq!((&entry["label"], &entry["num_classes"]), (&json!(names[index]), &json!(3)));
+    }
+    let (status, _) = server.post("/v1/rerank", json!({"query": "a", "documents": ["b"]})).await;
+    assert_eq!(status, 400);
+}

@@ -1,0 +1,230 @@
+//! Text encoders through the whole path, from text to vectors and scores, compared with
+//! sentence-transformers.
+
+use std::path::PathBuf;
+
+use futures::future::join_all;
+use serde_json::Value;
+use stolon::{Engine, EngineBuilder, EngineError, Error, ModelSource, Request};
+
+const EMBEDDERS: [&str; 6] =
+    ["bert", "xlm_roberta", "mpnet", "distilbert", "modernbert", "nomic_bert"];
+const RERANKERS: [&str; 4] =
+    ["bert_reranker", "xlm_roberta_reranker", "modernbert_reranker", "qwen3_reranker"];
+const CLASSIFIERS: [&str; 2] = ["mpnet_classifier", "distilbert_classifier"];
+
+fn directory(name: &str) -> PathBuf {
+    let fixtures = "crates/models/checkpoint/tests/fixtures/encoders";
+    [env!("CARGO_MANIFEST_DIR"), fixtures, name].iter().collect()
+}
+
+fn builder(name: &str) -> EngineBuilder {
+    Engine::builder().model(ModelSource::Directory(directory(name))).threads(2)
+}
+
+async fn engine(name: &str) -> Engine {
+    builder(name).build().await.expect(name)
+}
+
+fn expected(name: &str) -> Value {
+    let text = std::fs::read_to_string(directory(name).join("expected.json")).expect("a fixture");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+    value[key].as_array().map_or(&[], Vec::as_slice)
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key].as_str().expect("a text")
+}
+
+#[track_caller]
+fn assert_close(values: &[f32], expected: &Value, what: &str) {
+    let expected = expected.as_array().expect("a list").iter();
+    let expected: Vec<f32> = expected.map(|v| v.as_f64().expect("a number") as f32).collect();
+    assert_eq!(values.len(), expected.len(), "{what}");
+    let largest = expected.iter().fold(1.0, |most: f32, value| most.max(value.abs()));
+    let difference = values.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(difference < 4e-6 * largest, "{what}: {difference}: {values:?}, expected {expected:?}");
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// A text, cut to what the model reads, as sentence-transformers does.
+fn cut(engine: &Engine, text: &str) -> Request {
+    Request::text(text).truncate(engine.model_info().max_positions)
+}
+
+/// Goal: tokens and embeddings of every family equal those of sentence-transformers: with each kind
+/// of tokenizer, pooling and dense layer, cut texts, empty texts, prompts and shortened vectors.
+#[tokio::test]
+async fn embeddings_match_sentence_transformers() {
+    for name in EMBEDDERS {
+        let (engine, expected) = (engine(name).await, expected(name));
+        assert_eq!(engine.model_info().max_positions, 96, "{name}");
+        for case in list(&expected, "texts") {
+            let request = || cut(&engine, text(case, "text"));
+            let tokens = engine.prompt_tokens(&request()).await.expect("tokens");
+            assert_eq!(serde_json::json!(tokens), case["tokens"], "{name}");
+            let embedding = engine.embed(request(), None).await.expect("an embedding");
+            let what = format!("{name}: {:?}", text(case, "text"));
+            assert_close(&embedding.values, &case["embedding"], &what);
+            assert_eq!(embedding.prompt_tokens, tokens.len());
+        }
+        if let case @ Value::Object(_) = &expected["prompt"] {
+            let prompts = &engine.model_info().prompts.named;
+            let prompt = format!("{}{}", prompts[text(case, "name")], text(case, "text"));
+            let embedding = engine.embed(Request::text(prompt), None).await.expect("an embedding");
+            assert_close(&embedding.values, &case["embedding"], name);
+        }
+        if let case @ Value::Object(_) = &expected["short"] {
+            let size = case["size"].as_u64().map(|size| size as usize);
+            let short = engine.embed(Request::text(text(case, "text")), size).await;
+            assert_close(&short.expect("an embedding").values, &case["embedding"], name);
+            assert!(engine.embed(Request::text("x"), Some(13)).await.is_err(), "{name}");
+        }
+        assert!(list(&expected, "texts").len() > 4, "{name}");
+        engine.audit().await.expect("a consistent accounting");
+    }
+}
+
+/// Goal: scores of pairs and labels of texts equal those of sentence-transformers and transformers,
+/// and reranking returns the same scores in order.
+#[tokio::test]
+async fn scores_match_sentence_transformers() {
+    for name in RERANKERS {
+        let (engine, expected) = (engine(name).await, expected(name));
+        let pairs = list(&expected, "pairs");
+        let mut singles = Vec::new();
+        for pair in pairs {
+            let most = engine.model_info().max_positions;
+            let request = Request::pair(text(pair, "query"), text(pair, "document")).truncate(most);
+            let scores = engine.score(request).await.expect("scores").values;
+            let one = serde_json::json!([pair["score"]]);
+            assert_close(&scores, &one, &format!("{name}: {:?}", text(pair, "document")));
+            singles.push(scores[0]);
+        }
+        let documents: Vec<&str> = pairs.iter().map(|pair| text(pair, "document")).collect();
+        let ranked = engine.rerank(text(&pairs[0], "query"), documents).await.expect("a ranking");
+        assert!(ranked.windows(2).all(|pair| pair[0].score >= pair[1].score), "{name}");
+        for entry in &ranked {
+            assert_eq!(entry.score.to_bits(), singles[entry.index].to_bits(), "{name}");
+        }
+        assert_eq!(ranked.len(), singles.len());
+    }
+    for name in CLASSIFIERS {
+        let (engine, expected) = (engine(name).await, expected(name));
+        let labels = engine.model_info().scores.as_ref().expect("scores").labels.len();
+        for case in list(&expected, "texts") {
+            let scores = engine.score(Request::text(text(case, "text"))).await.expect("scores");
+            assert_eq!(scores.values.len(), labels);
+            assert_close(&scores.values, &case["scores"], name);
+        }
+        assert!(!list(&expected, "texts").is_empty());
+        let ranked = engine.rerank("x", ["y"]).await;
+        assert!(matches!(ranked, Err(Error::NotForScores { .. })), "{ranked:?}");
+    }
+}
+
+/// Goal: a reranker with a decoder computes the shared beginning of its pairs once, the scores have
+/// the bits of an engine without a cache, and it generates no text.
+#[tokio::test]
+async fn decoder_rerankers_share_the_query() {
+    let name = "qwen3_reranker";
+    let cold = builder(name).prefix_caching(false).build().await.expect(name);
+    let warm = builder(name).num_blocks(256).block_size(4).build().await.expect(name);
+    let query = "What is a stolon, and where does it grow along the ground?";
+    let documents = ["a stem", "the ground", "der Seitenspross", "a stem"];
+    let cold = cold.rerank(query, documents).await.expect("a ranking");
+    for _ in 0..2 {
+        let ranked = warm.rerank(query, documents).await.expect("a ranking");
+        let bits = |ranked: &[stolon::Ranked]| -> Vec<(usize, u32)> {
+            ranked.iter().map(|entry| (entry.index, entry.score.to_bits())).collect()
+        };
+        assert_eq!(bits(&ranked), bits(&cold));
+    }
+    let stats = warm.stats();
+    assert!(stats.cached_tokens > stats.prompt_tokens / 2, "{stats:?}");
+    assert!(!warm.model_info().is_encoder && warm.model_info().prefix_caching);
+    let generated = warm.generate(Request::text("x")).await;
+    assert!(matches!(generated, Err(Error::ScoresOnly { .. })), "{generated:?}");
+    warm.audit().await.expect("a consistent accounting");
+}
+
+/// Goal: a vector has the same bits alone and in any batch, in steps of any size, and for any number
+/// of threads.
+#[tokio::test]
+async fn embeddings_do_not_depend_on_the_batch() {
+    for name in EMBEDDERS {
+        let texts: Vec<String> = (0..40)
+            .map(|i| "the stem and the ground ".repeat(3 + i * 7 % 17)[i..].to_owned())
+            .collect();
+        let alone = builder(name).threads(1).build().await.expect(name);
+        let mut single = Vec::new();
+        for text in &texts {
+            let embedding = alone.embed(cut(&alone, text), None).await.expect("an embedding");
+            single.push(bits(&embedding.values));
+        }
+        for (tokens, threads) in [(2048, 2), (100, 2), (7, 1)] {
+            let builder = builder(name).max_batched_tokens(tokens).threads(threads);
+            let engine = builder.build().await.expect(name);
+            let all = texts.iter().map(|text| engine.embed(cut(&engine, text), None));
+            for (got, single) in join_all(all).await.into_iter().zip(&single) {
+                let got = bits(&got.expect("an embedding").values);
+                assert_eq!(&got, single, "{name}, steps of {tokens}");
+            }
+            let steps = engine.histograms().step_tokens.total();
+            assert!(tokens > 100 || steps >= 10, "{name}: {steps} steps");
+            engine.audit().await.expect("a consistent accounting");
+        }
+    }
+}
+
+/// Goal: what an encoder cannot do is refused by name: generation, texts that are too long, token
+/// ids that do not exist, conversations, and scores of a model without them.
+#[tokio::test]
+async fn other_requests_are_refused() {
+    let engine = engine("bert").await;
+    assert!(engine.model_info().is_encoder && !engine.model_info().prefix_caching);
+    let generated = engine.generate(Request::text("x")).await;
+    assert!(matches!(generated, Err(Error::EmbeddingsOnly { .. })), "{generated:?}");
+    let long = engine.embed(Request::text("the stem ".repeat(50)), None).await;
+    let too_long = matches!(long, Err(Error::Engine(EngineError::PromptTooLong { .. })));
+    assert!(too_long, "{long:?}");
+    let ids = engine.model_info().vocab_size as u32;
+    // Ids of the second token type follow those of the first.
+    assert!(engine.embed(Request::tokens([2 * ids - 1]), None).await.is_ok());
+    let outside = engine.embed(Request::tokens([2 * ids]), None).await;
+    let is_outside = matches!(outside, Err(Error::Engine(EngineError::TokenOutOfRange { .. })));
+    assert!(is_outside, "{outside:?}");
+    let chat = engine.embed(Request::chat([]), None).await;
+    assert!(chat.is_err_and(|error| error.to_string().contains("text encoder")));
+    let scores = engine.score(Request::text("x")).await;
+    assert!(matches!(scores, Err(Error::NotForScores { .. })), "{scores:?}");
+    let empty = engine.embed(Request::tokens([]), None).await;
+    assert!(matches!(empty, Err(Error::Engine(EngineError::EmptyPrompt))), "{empty:?}");
+    let few = engine.embed(Request::text("x").truncate(1), None).await;
+    assert!(few.is_err_and(|error| error.to_string().contains("special tokens")));
+    let reranker = self::engine("bert_reranker").await;
+    let embedding = reranker.embed(Request::text("x"), None).await;
+    assert!(matches!(embedding, Err(Error::NotForEmbeddings { .. })), "{embedding:?}");
+    let generated = reranker.generate(Request::text("x")).await;
+    assert!(matches!(generated, Err(Error::ScoresOnly { .. })), "{generated:?}");
+    // A dropped future gives everything back.
+    drop(tokio::time::timeout(std::time::Duration::ZERO, engine.embed(Request::text("x"), None)));
+    engine.audit().await.expect("a consistent accounting");
+}
+
+/// Goal: the page of encoders names all families.
+#[test]
+fn the_book_names_all_families() {
+    let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/src/encoders.md");
+    // A published crate has no book.
+    let Ok(page) = std::fs::read_to_string(page) else { return };
+    for family in stolon_checkpoint::encoder::EncoderFamily::all() {
+        assert!(page.contains(&format!("| {} |", family.name())), "{}", family.name());
+    }
+}
