@@ -174,6 +174,7 @@ mod images;
 #[path = "images/absent.rs"]
 mod images;
 mod long_work;
+mod marks;
 mod min_tokens;
 mod model_info;
 mod prompt;
@@ -228,6 +229,7 @@ pub use embedding::{Embedding, EmbeddingInfo};
 pub use engine::{Cache, Engine, SessionOptions, Sessions};
 pub use error::Error;
 pub use estimate::Estimate;
+pub use marks::CacheMark;
 pub use model_info::ModelInfo;
 pub use request::{Prompt, PromptPart, Request};
 pub use skills::{BoundingBox, CaptionLength, Grounding, Point, Reasoning, Skill, SpatialRef};
@@ -259,8 +261,8 @@ pub use stolon_kvcache::{
 };
 pub use stolon_scheduler::{
     AdmissionPolicy, AuditReport, CacheStats, EngineError, EngineHealth, EngineHistograms,
-    EngineStats, Event, Finish, FinishReason, HistogramData, LengthBound, Pinned, Quota,
-    SessionError, SessionId, SessionInfo, Timings, TokenEvent, UnknownPolicy, Usage,
+    EngineStats, Event, Finish, FinishReason, HistogramData, LengthBound, Pinned, PrefixMark,
+    Quota, SessionError, SessionId, SessionInfo, Timings, TokenEvent, UnknownPolicy, Usage,
 };
 pub use stolon_text::{
     Answer, AnswerFormat, AnswerParser, AnswerPart, ReasoningFormat, StopStrings, ToolCall,

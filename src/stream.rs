@@ -9,12 +9,13 @@ use std::time::Instant;
 use futures::Stream;
 use stolon_actors::SequenceStream;
 use stolon_scheduler::{
-    Event, Finish, FinishReason, SessionContent, Timings, TokenEvent, TokenSet, Turn, TurnEnd,
-    Usage,
+    Event, Finish, FinishReason, PrefixMark, SessionContent, Timings, TokenEvent, TokenSet, Turn,
+    TurnEnd, Usage,
 };
 use stolon_text::{AnswerParser, StopStrings};
 
 use crate::cache_miss::Missed;
+use crate::marks::Marking;
 use crate::repetition::RepetitionDetector;
 use crate::text::{Detokenizer, Recording};
 use crate::{CacheMiss, Completion, Error};
@@ -63,6 +64,8 @@ pub(crate) struct AnswerState {
     pub(crate) recording: Option<Recording>,
     /// Why a part of the prompt was not cached when the request was submitted.
     pub(crate) missed: Option<Missed>,
+    /// The marked parts of the prompt; `None` if there are none, or if they were marked.
+    pub(crate) marking: Option<Marking>,
     /// The stop strings as given, for the finish reason.
     pub(crate) stops: Arc<[String]>,
     pub(crate) eos_ids: TokenSet,
@@ -101,6 +104,12 @@ impl TokenStream {
     /// if the engine remembers nothing.
     pub fn cache_miss(&self) -> Option<&CacheMiss> {
         self.answer.missed.as_ref().map(|missed| &*missed.miss)
+    }
+
+    /// The parts of the prompt that its marks protect, in ascending order; none after the first
+    /// token.
+    pub fn marks(&self) -> &[PrefixMark] {
+        self.answer.marking.as_ref().map_or(&[], |marking| &*marking.marks)
     }
 
     /// Waits for the next event. Returns `None` after [`Event::Finished`] or an error.
@@ -164,6 +173,7 @@ impl TokenStream {
         if answer.usage.completion_tokens == 0 {
             answer.timings.ttft = answer.submitted.elapsed();
         }
+        answer.marking.take().into_iter().for_each(Marking::mark);
         answer.usage.completion_tokens += 1;
         let mut matched = None;
         // A token that ends the generation, or that comes before the text, is not part of it.

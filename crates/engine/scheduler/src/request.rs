@@ -7,6 +7,7 @@ use stolon_backend::{Adapter, Pooling, SamplingParams};
 use stolon_kvcache::Namespace;
 
 use crate::images::PromptImage;
+use crate::marks::PrefixMark;
 use crate::quota::Quota;
 use crate::session::{SessionContent, Turn};
 use crate::token_set::TokenSet;
@@ -42,6 +43,9 @@ pub struct RequestOptions {
     /// Add no part of the prompt and the answer to the prefix cache, or to a tier. Tokens that are
     /// cached already are used, and stay cached. Not for the turn of a session.
     pub skip_writing_prefix_cache: bool,
+    /// The parts of the prompt that are expected to be used again. If the model has a recurrent
+    /// state, there is a checkpoint at the end of each.
+    pub marks: Arc<[PrefixMark]>,
     /// Requests with a larger value are admitted earlier, under every admission policy.
     pub priority: i32,
     /// Name of the client that the request is for, if several share an engine. Requests with the

@@ -14,6 +14,7 @@ mod demotable_pins;
 mod features;
 mod invariants;
 mod linearizable;
+mod marks;
 mod namespace_quotas;
 mod namespaces;
 mod prefix_cache;

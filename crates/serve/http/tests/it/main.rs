@@ -14,6 +14,7 @@ mod deadlines;
 mod embeddings_api;
 mod generation_options;
 mod gzip;
+mod hints_api;
 mod history_api;
 mod infill_api;
 mod json_schema;
