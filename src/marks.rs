@@ -5,8 +5,8 @@
 //! 3. [`Engine::prefix_marks`] finds the ends of the parts among the tokens, before the request is
 //!    submitted. The end of the prompt is known. For another place, the conversation is rendered up to
 //!    there, once more, as work of the client; the part is what both prompts have in common.
-//! 4. The stream protects them ([`Marking::mark`]) when the first token is there, as the prompt is
-//!    cached by then.
+//! 4. The stream protects them ([`Marking::mark`]) when the second token is there, as the prompt is
+//!    cached by then, or at its end.
 
 use std::sync::Arc;
 use std::time::Duration;

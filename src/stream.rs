@@ -106,8 +106,8 @@ impl TokenStream {
         self.answer.missed.as_ref().map(|missed| &*missed.miss)
     }
 
-    /// The parts of the prompt that its marks protect, in ascending order; none after the first
-    /// token.
+    /// The parts of the prompt that its marks protect, in ascending order; none after they were
+    /// protected, when the second token was read or the stream has ended.
     pub fn marks(&self) -> &[PrefixMark] {
         self.answer.marking.as_ref().map_or(&[], |marking| &*marking.marks)
     }
@@ -173,7 +173,10 @@ impl TokenStream {
         if answer.usage.completion_tokens == 0 {
             answer.timings.ttft = answer.submitted.elapsed();
         }
-        answer.marking.take().into_iter().for_each(Marking::mark);
+        if answer.usage.completion_tokens == 1 {
+            // The engine has added the prompt to the cache after the first token.
+            answer.marking.take().into_iter().for_each(Marking::mark);
+        }
         answer.usage.completion_tokens += 1;
         let mut matched = None;
         // A token that ends the generation, or that comes before the text, is not part of it.
@@ -241,6 +244,7 @@ impl TokenStream {
     /// become a stop string is emitted first.
     fn end(&mut self, mut finish: Finish) {
         self.sequence = None;
+        self.answer.marking.take().into_iter().for_each(Marking::mark);
         if let Some((detokenizer, mut stop_strings)) = self.answer.text.take() {
             let mut text = detokenizer.finish();
             let matched = match &mut self.answer.parser {

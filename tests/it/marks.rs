@@ -171,7 +171,9 @@ async fn marks_within_conversations_keep_what_precedes_them() {
     let template = "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n\
                     {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
     for model in ["random:tiny", "random:hybrid-tiny"] {
-        let plain = build(Engine::builder().model(model).chat_template(template).prefix_caching(false)).await;
+        let plain =
+            build(Engine::builder().model(model).chat_template(template).prefix_caching(false))
+                .await;
         let builder = Engine::builder().model(model).chat_template(template);
         let builder = builder.num_blocks(96).pin_budget(48);
         let engine = build(builder.max_positions(512)).await;

@@ -121,7 +121,7 @@ async fn every_place_can_be_marked() {
     let server = server();
     let block = json!({"type": "text", "text": "a", "cache_control": control});
     let mut many = body;
-    many["messages"] = json!([{"role": "user", "content": vec![block; 200]}]);
+    many["messages"] = json!([{"role": "user", "content": vec![block; 20]}]);
     server.ok(PATH, many).await;
     assert_eq!(pins(&server).await.len(), 1);
 }
