@@ -194,7 +194,7 @@ mod tests {
     /// Goal: only marks that protect something longer than the later ones remain.
     #[test]
     fn a_later_mark_covers_earlier_ones() {
-        let whole = |minutes| CacheMark::whole(Duration::from_secs(60 * minutes));
+        let whole = |minutes: u64| CacheMark::whole(Duration::from_secs(60 * minutes));
         assert_eq!(useful(&[mark(0, 0, 5), mark(1, 0, 5), whole(5)]), [whole(5)]);
         assert_eq!(useful(&[mark(0, 0, 60), mark(3, 1, 5)]), [mark(3, 1, 5), mark(0, 0, 60)]);
         assert_eq!(useful(&[mark(3, 2, 60), mark(3, 1, 5)]), [mark(3, 1, 5), mark(3, 2, 60)]);
