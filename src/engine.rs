@@ -18,6 +18,7 @@ use stolon_text::{AnswerParser, StopStrings};
 use crate::adapters::AdapterTable;
 use crate::after::After;
 use crate::cache_miss::{MissLog, Missed};
+use crate::marks::{Marked, Marking};
 use crate::min_tokens::MinTokens;
 use crate::prompt::{PromptTokens, Prompts};
 use crate::repetition::RepetitionDetector;
@@ -225,6 +226,8 @@ impl Engine {
             let request = self.appended(request).await?;
             let (mut request, namespace) = self.with_adapter(request).await?;
             let turn = self.begin_turn(&request, &namespace)?;
+            let writes = !request.options.skip_writing_prefix_cache;
+            let marked = Marked::of(&request).filter(|_| writes);
             let prompt = self.inner.prompts.take_tokens(&mut request).await?;
             let text = &self.inner.prompts.text;
             let exchange = text.exchange(&request, &prompt);
@@ -264,6 +267,14 @@ impl Engine {
                 options.prediction = expected.into();
             }
             let tokens = Arc::new(prompt.tokens);
+            options.marks = self.prefix_marks(marked, &tokens).await;
+            let marking = (!options.marks.is_empty()).then(|| Marking {
+                handle: self.inner.handle.clone(),
+                namespace,
+                tokens: Arc::clone(&tokens),
+                marks: Arc::clone(&options.marks),
+                tenant: options.tenant.clone(),
+            });
             if let Some(suppressed) = &self.inner.sampling.suppressed {
                 let inner = options.sampling.processor.take();
                 let rule = Suppressed { tokens: suppressed.clone(), prompt: tokens.clone() };
@@ -282,6 +293,7 @@ impl Engine {
                 parser,
                 recording: None,
                 missed: None,
+                marking,
                 repetition: request.end_repetition.then(RepetitionDetector::new),
                 stops: request.stop,
                 eos_ids: eos_ids.clone(),
@@ -344,10 +356,15 @@ impl Engine {
     /// The errors of rendering and tokenizing the prompt.
     pub async fn tokenized(&self, request: Request) -> Result<Request, Error> {
         let mut request = self.appended(request).await?;
+        let marked = Marked::of(&request);
         let prompt = self.inner.prompts.take_tokens(&mut request).await?;
         let PromptTokens { tokens, exchange } = prompt;
         let (placed, prompt_ends) = (Arc::clone(&request.placed), request.prompt_ends.clone());
-        Ok(Request { placed, exchange, prompt_ends, ..request.with_tokens(tokens) })
+        let mut request = Request { placed, exchange, prompt_ends, ..request.with_tokens(tokens) };
+        if let Some(Marked { marks, conversation }) = marked {
+            (request.marks, request.conversation) = (marks.into(), conversation);
+        }
+        Ok(request)
     }
 
     /// The token ids of the prompt, as [`Engine::generate`] computes them.

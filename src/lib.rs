@@ -175,6 +175,7 @@ mod images;
 #[path = "images/absent.rs"]
 mod images;
 mod long_work;
+mod marks;
 mod min_tokens;
 mod model_info;
 mod prompt;
@@ -229,6 +230,7 @@ pub use embedding::{Embedding, EmbeddingInfo};
 pub use engine::{Cache, Engine, Ranked, Scores, SessionOptions, Sessions};
 pub use error::Error;
 pub use estimate::Estimate;
+pub use marks::CacheMark;
 pub use model_info::ModelInfo;
 pub use request::{Prompt, PromptPart, Request};
 pub use skills::{BoundingBox, CaptionLength, Grounding, Point, Reasoning, Skill, SpatialRef};
@@ -262,8 +264,8 @@ pub use stolon_kvcache::{
 pub use stolon_scheduler::{
     AdmissionPolicy, AuditReport, CacheStats, DraftContext, DraftSource, DraftSources, EngineError,
     EngineHealth, EngineHistograms, EngineStats, Event, Finish, FinishReason, HistogramData,
-    LengthBound, Pinned, Quota, SessionError, SessionId, SessionInfo, Speculation, Timings,
-    TokenEvent, UnknownPolicy, Usage,
+    LengthBound, Pinned, PrefixMark, Quota, SessionError, SessionId, SessionInfo, Speculation,
+    Timings, TokenEvent, UnknownPolicy, Usage,
 };
 pub use stolon_text::{
     Answer, AnswerFormat, AnswerParser, AnswerPart, ReasoningFormat, StopStrings, ToolCall,

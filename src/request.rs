@@ -22,8 +22,8 @@ pub(crate) use parts::tokens as part_tokens;
 
 use crate::text::{ChatOptions, Exchange};
 use crate::{
-    AnswerFormat, ChatMessage, Grammar, Infill, LogitsProcessor, MessageContent, SamplingParams,
-    SessionId, SharedProcessor, Skill,
+    AnswerFormat, CacheMark, ChatMessage, Grammar, Infill, LogitsProcessor, MessageContent,
+    SamplingParams, SessionId, SharedProcessor, Skill,
 };
 
 /// A prompt.
@@ -86,6 +86,9 @@ pub struct Request {
     pub(crate) tools: Option<Arc<serde_json::Value>>,
     /// What the history keeps of the conversation that the prompt was; `None` for other prompts.
     pub(crate) exchange: Option<Arc<Exchange>>,
+    pub(crate) marks: Arc<[CacheMark]>,
+    /// The request before its prompt became token ids, if it has marks within a conversation.
+    pub(crate) conversation: Option<Arc<Request>>,
     /// How a conversation is rendered, apart from the tools.
     pub(crate) chat: Arc<ChatOptions>,
     pub(crate) stop: Arc<[String]>,
@@ -125,6 +128,8 @@ impl Request {
             placed: Arc::default(),
             tools: None,
             exchange: None,
+            marks: Arc::default(),
+            conversation: None,
             chat: Arc::default(),
             stop: Arc::default(),
             prompt_ends: TokenSet::default(),
@@ -205,6 +210,8 @@ impl Request {
     pub fn with_tokens(mut self, tokens: impl Into<Vec<u32>>) -> Request {
         self.prompt = Arc::new(Prompt::Tokens(tokens.into()));
         (self.tools, self.chat, self.exchange) = (None, Arc::default(), None);
+        self.marks = self.marks.iter().filter(|mark| mark.is_whole()).copied().collect();
+        self.conversation = None;
         (self.images, self.placed) = (Vec::new(), Arc::default());
         self.prompt_ends = TokenSet::default();
         self
@@ -403,6 +410,19 @@ impl Request {
     /// because cached positions have no logits. With several choices, the first one reports them.
     pub fn prompt_logprobs(mut self, top: usize) -> Request {
         self.options.prompt_logprobs = Some(top);
+        self
+    }
+
+    /// Marks parts of the prompt that are expected to be used again: they are evicted after
+    /// everything that is neither marked nor pinned, for a mark's time to live after its last use. A
+    /// mark takes nothing from a running request and changes no answer. All marks together protect at most
+    /// [`EngineBuilder::pin_budget`](crate::EngineBuilder::pin_budget) blocks (default: a quarter of
+    /// the pool), which tenants share fairly; what is beyond is evicted as if it were not marked.
+    /// At most four marks of a request have an effect, and a mark within a conversation with images
+    /// has none.
+    pub fn marks(mut self, marks: impl IntoIterator<Item = CacheMark>) -> Request {
+        let more = marks.into_iter().map(|mark| mark.in_prompt(&self.prompt));
+        self.marks = self.marks.iter().copied().chain(more).collect();
         self
     }
 

@@ -9,12 +9,13 @@ use std::time::Instant;
 use futures::Stream;
 use stolon_actors::SequenceStream;
 use stolon_scheduler::{
-    Event, Finish, FinishReason, SessionContent, Timings, TokenEvent, TokenSet, Turn, TurnEnd,
-    Usage,
+    Event, Finish, FinishReason, PrefixMark, SessionContent, Timings, TokenEvent, TokenSet, Turn,
+    TurnEnd, Usage,
 };
 use stolon_text::{AnswerParser, StopStrings};
 
 use crate::cache_miss::Missed;
+use crate::marks::Marking;
 use crate::repetition::RepetitionDetector;
 use crate::text::{Detokenizer, Recording};
 use crate::{CacheMiss, Completion, Error};
@@ -63,6 +64,8 @@ pub(crate) struct AnswerState {
     pub(crate) recording: Option<Recording>,
     /// Why a part of the prompt was not cached when the request was submitted.
     pub(crate) missed: Option<Missed>,
+    /// The marked parts of the prompt; `None` if there are none, or if they were marked.
+    pub(crate) marking: Option<Marking>,
     /// The stop strings as given, for the finish reason.
     pub(crate) stops: Arc<[String]>,
     pub(crate) eos_ids: TokenSet,
@@ -101,6 +104,12 @@ impl TokenStream {
     /// if the engine remembers nothing.
     pub fn cache_miss(&self) -> Option<&CacheMiss> {
         self.answer.missed.as_ref().map(|missed| &*missed.miss)
+    }
+
+    /// The parts of the prompt that its marks protect, in ascending order; none after they were
+    /// protected, when the second token was read or the stream has ended.
+    pub fn marks(&self) -> &[PrefixMark] {
+        self.answer.marking.as_ref().map_or(&[], |marking| &*marking.marks)
     }
 
     /// Waits for the next event. Returns `None` after [`Event::Finished`] or an error.
@@ -163,6 +172,10 @@ impl TokenStream {
         let answer = &mut self.answer;
         if answer.usage.completion_tokens == 0 {
             answer.timings.ttft = answer.submitted.elapsed();
+        }
+        if answer.usage.completion_tokens == 1 {
+            // The engine has added the prompt to the cache after the first token.
+            answer.marking.take().into_iter().for_each(Marking::mark);
         }
         answer.usage.completion_tokens += 1;
         let mut matched = None;
@@ -231,6 +244,7 @@ impl TokenStream {
     /// become a stop string is emitted first.
     fn end(&mut self, mut finish: Finish) {
         self.sequence = None;
+        self.answer.marking.take().into_iter().for_each(Marking::mark);
         if let Some((detokenizer, mut stop_strings)) = self.answer.text.take() {
             let mut text = detokenizer.finish();
             let matched = match &mut self.answer.parser {

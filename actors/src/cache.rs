@@ -28,6 +28,9 @@ pub struct PinOptions {
 pub struct Pin {
     /// Identifies the pin.
     pub id: PinId,
+    /// Whether it is a mark, which a request has made. Marks let their prefixes be evicted after
+    /// everything else.
+    pub is_mark: bool,
     /// The namespace of the prefix.
     pub namespace: Namespace,
     /// Number of pinned tokens from the start of the prompt: whole blocks.

@@ -131,6 +131,10 @@ impl Actor for PrefixTreeActor {
                 let _ = reply.send(flushed);
             }
             TreeMessage::Remove(removal, reply) => {
+                if let Removal::Prefix(namespace, tokens) = &removal {
+                    state.unmark(namespace, tokens);
+                }
+                let writer = &mut state.writer;
                 let removed = remove(writer, &removal);
                 let live: HashSet<PinId> = writer.pins().iter().map(|pin| pin.id).collect();
                 state.pins.retain(|id, _| live.contains(id));

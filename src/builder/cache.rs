@@ -119,6 +119,10 @@ impl EngineBuilder {
     /// With a disk tier (`kv_cache_dir`), all blocks are available to requests, and the default is
     /// a quarter of the blocks. Pinned prefixes are stored on the disk, and evicted from the KV
     /// cache after everything else.
+    ///
+    /// It is also the maximum number of blocks that marks ([`Request::marks`](crate::Request::marks))
+    /// protect, next to those of pins; by default a quarter of the blocks. These blocks are available
+    /// to requests.
     pub fn pin_budget(mut self, blocks: usize) -> Self {
         self.config.pin_budget = Some(blocks);
         self

@@ -45,6 +45,7 @@ mod history;
 mod image_tiers;
 #[cfg(feature = "images")]
 mod images;
+mod marks;
 #[cfg(feature = "object-store")]
 mod object_tier;
 mod own_backend;

@@ -9,7 +9,9 @@ use futures::future::BoxFuture;
 use stolon_kvcache::{
     BlockHasher, CachedPrefix, EvictionPolicy, Namespace, PinId, PrefixMatch, TreeDump,
 };
-use stolon_scheduler::{CacheStats, EngineError, Removal, SessionId, SessionInfo, SessionPrefix};
+use stolon_scheduler::{
+    CacheStats, EngineError, PrefixMark, Removal, SessionId, SessionInfo, SessionPrefix,
+};
 
 use super::EngineHandle;
 use crate::admission::AdmissionMessage;
@@ -62,6 +64,23 @@ impl EngineHandle {
             Ok(pin.id)
         }
         .boxed()
+    }
+
+    /// Lets the cached prefix of marked tokens be evicted after everything that is neither marked nor
+    /// pinned, for the times to live of the `marks` after its last use. It takes no block from
+    /// anybody and does not fail: what exceeds the budget is not protected. Does not wait.
+    pub fn mark(
+        &self,
+        namespace: Namespace,
+        tokens: Arc<Vec<u32>>,
+        marks: Arc<[PrefixMark]>,
+        tenant: Option<Arc<str>>,
+    ) {
+        if let Ok(generation) = self.common().current() {
+            let mark = PinMessage::Mark { namespace, tokens, marks, tenant };
+            // If the generation has just ended, nothing is cached anymore.
+            let _ = generation.tree.cast(TreeMessage::Pin(mark));
+        }
     }
 
     /// Removes part of the cache, except for what running requests use. Returns the number of

@@ -1,4 +1,8 @@
 //! Pins: prefixes that stay cached without a lease.
+//!
+//! A pin locks its prefix, unless pins can be demoted. A mark is a pin that can always be demoted: its
+//! prefix is evicted after everything that is neither pinned nor marked. Pins and marks have separate
+//! budgets.
 
 use crate::node::NodeId;
 use crate::{CheckpointLease, Namespace};
@@ -23,10 +27,12 @@ pub struct PinInfo {
     /// Number of pinned blocks, including the blocks of a checkpoint. A block that several pins
     /// share counts for each of them.
     pub block_count: usize,
-    /// Whether blocks of the prefix were evicted and it was not committed again since. Only pins
-    /// that [`TreeBuilder::demotable_pins`](crate::TreeBuilder::demotable_pins) permits to demote
-    /// ever are.
+    /// Whether blocks of the prefix were evicted and it was not committed again since. Only marks,
+    /// and pins that [`TreeBuilder::demotable_pins`](crate::TreeBuilder::demotable_pins) permits to
+    /// demote, ever are.
     pub demoted: bool,
+    /// Whether [`TreeWriter::mark`](crate::TreeWriter::mark) has made it.
+    pub is_mark: bool,
 }
 
 /// A prefix could not be pinned.
@@ -57,9 +63,9 @@ pub enum PinError {
 pub(crate) struct Pins {
     /// Maximum of `blocks`.
     budget: usize,
-    /// Whether pins can be demoted, instead of locking their prefixes.
+    /// Whether pins can be demoted, instead of locking their prefixes. Marks always can.
     pub(crate) demotable: bool,
-    /// Number of blocks that all pins hold; shared blocks count for each pin.
+    /// Number of blocks that all pins but marks hold; shared blocks count for each pin.
     pub(crate) blocks: usize,
     /// The last id given out.
     last: u64,
@@ -118,22 +124,23 @@ impl Pins {
     ) -> PinId {
         self.last += 1;
         info.id = PinId(self.last);
-        self.blocks += info.block_count;
+        self.blocks += if info.is_mark { 0 } else { info.block_count };
         let state = PinState::Cached(end);
         self.pins.insert(info.id, Pin { info, state, _checkpoint: checkpoint });
         PinId(self.last)
     }
 
     /// Removes a pin. Returns the node in which its prefix ends, [`NodeId::NONE`] for a demoted
-    /// pin; `None` if there is no such pin.
-    pub(crate) fn remove(&mut self, id: PinId) -> Option<NodeId> {
+    /// pin, and whether it could be demoted; `None` if there is no such pin.
+    pub(crate) fn remove(&mut self, id: PinId) -> Option<(NodeId, bool)> {
         let Pin { info, state, .. } = self.pins.remove(&id)?;
-        self.blocks -= info.block_count;
+        self.blocks -= if info.is_mark { 0 } else { info.block_count };
+        let demotable = self.demotable || info.is_mark;
         match state {
-            PinState::Cached(end) => Some(end),
+            PinState::Cached(end) => Some((end, demotable)),
             PinState::Demoted { hash, .. } => {
                 self.forget_demoted(hash, id);
-                Some(NodeId::NONE)
+                Some((NodeId::NONE, demotable))
             }
         }
     }
@@ -209,16 +216,18 @@ impl Pins {
         }
     }
 
-    /// The nodes in which the prefixes of pins end that are not demoted.
+    /// The nodes in which the prefixes of pins end that can be demoted and are not.
     pub(crate) fn ends(&self) -> impl Iterator<Item = NodeId> {
-        self.pins.values().filter_map(|pin| match pin.state {
+        let demotable = self.pins.values().filter(|pin| self.demotable || pin.info.is_mark);
+        demotable.filter_map(|pin| match pin.state {
             PinState::Cached(end) => Some(end),
             PinState::Demoted { .. } => None,
         })
     }
 
+    /// Number of pins that are no marks.
     pub(crate) fn count(&self) -> usize {
-        self.pins.len()
+        self.pins.values().filter(|pin| !pin.info.is_mark).count()
     }
 
     pub(crate) fn infos(&self) -> impl Iterator<Item = &PinInfo> {

@@ -120,7 +120,8 @@ pub struct EngineConfig {
     /// next to the budget. These blocks are not available to running requests, so that every
     /// admitted request can complete. A prompt that needs the part in which nothing is pinned may
     /// use it, and nothing can be pinned until its request has ended. If `kv_sink` stores pins, all
-    /// blocks are available to requests, and `None` means a quarter of the blocks.
+    /// blocks are available to requests, and `None` means a quarter of the blocks. Marks protect at
+    /// most as many blocks, in addition, and with `None` a quarter of the blocks.
     pub pin_budget: Option<usize>,
     /// Number of blocks that each namespace but the default one may keep in the prefix cache, at
     /// most the number of blocks; 0 keeps nothing that is not in use. `None` means no limit. What

@@ -33,6 +33,7 @@ mod histogram;
 mod images;
 mod late_sampling;
 mod lookup;
+mod marks;
 mod memory;
 mod permits;
 mod pin_budget;
@@ -76,6 +77,7 @@ pub use health::EngineHealth;
 pub use histogram::{EngineHistograms, HistogramData};
 pub use images::PromptImage;
 pub use late_sampling::LateRow;
+pub use marks::{HeldMark, MarkRoom, PrefixMark};
 pub use memory::{
     Acquired, ActorStopped, BlockAllocator, BlockCounts, CommitItem, Committed, DirectMemory,
     Evicted, EvictionDemand, LogitsKey, Memory, Removal, Reserved, TreeAccess, acquire, commit,

@@ -6,7 +6,8 @@
 //! exists. So every request that was accepted can complete.
 //!
 //! Pins that can be demoted, because their prefixes are stored outside of the pool, take no blocks
-//! from requests. They have a budget nonetheless, but no part of it is reserved.
+//! from requests. They have a budget nonetheless, but no part of it is reserved. So do marks, which
+//! are demoted in any case.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -28,6 +29,8 @@ pub struct Pinned {
 pub struct PinBudget {
     /// Maximum number of blocks that pins may occupy.
     blocks: usize,
+    /// Maximum number of blocks that marks may protect, next to those of pins.
+    mark_blocks: usize,
     /// Whether requests that hold no loan leave these blocks to pins.
     is_reserved: bool,
     /// The part of the budget that is in use.
@@ -56,13 +59,20 @@ impl PinBudget {
     pub(crate) fn new(blocks: Option<usize>, demotable: bool, spec: &BackendSpec) -> PinBudget {
         let longest = if demotable { 0 } else { blocks_for(spec.block_size, spec.max_positions) };
         let default = (spec.block_count / 4).min(spec.block_count.saturating_sub(longest));
+        let mark_blocks = blocks.unwrap_or(spec.block_count / 4);
         let (blocks, is_reserved) = (blocks.unwrap_or(default), !demotable);
-        PinBudget { blocks, is_reserved, state: Mutex::default() }
+        PinBudget { blocks, mark_blocks, is_reserved, state: Mutex::default() }
     }
 
     /// Maximum number of blocks that pins may occupy.
     pub fn blocks(&self) -> usize {
         self.blocks
+    }
+
+    /// Maximum number of blocks that marks may protect: as many as pins may occupy or, by default,
+    /// a quarter of the pool.
+    pub fn mark_blocks(&self) -> usize {
+        self.mark_blocks
     }
 
     /// Number of blocks that a request cannot use without a loan.

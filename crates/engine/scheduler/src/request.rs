@@ -7,6 +7,7 @@ use stolon_backend::{Adapter, Pooling, SamplingParams};
 use stolon_kvcache::Namespace;
 
 use crate::images::PromptImage;
+use crate::marks::PrefixMark;
 use crate::quota::Quota;
 use crate::session::{SessionContent, Turn};
 use crate::token_set::TokenSet;
@@ -46,6 +47,9 @@ pub struct RequestOptions {
     /// for no expectation. Parts of it are proposed where the answer may go on with them, so a right
     /// expectation makes the answer faster. It never changes the answer.
     pub prediction: Arc<[u32]>,
+    /// The parts of the prompt that are expected to be used again. If the model has a recurrent
+    /// state, there is a checkpoint at the end of each.
+    pub marks: Arc<[PrefixMark]>,
     /// Requests with a larger value are admitted earlier, under every admission policy.
     pub priority: i32,
     /// Name of the client that the request is for, if several share an engine. Requests with the

@@ -9,6 +9,7 @@
 //! - after the last image of a prompt, from which another question about it resumes;
 //! - after the first message of a conversation, which is its instructions as a rule, and the same in
 //!   the next conversation;
+//! - where the request says that a part of its prompt ends that is used again;
 //! - where the prompt parts from cached prompts, if the KV matched further than the last
 //!   checkpoint: the next prompt that parts there resumes there;
 //! - where followers part from the prompt that they wait for;
@@ -203,6 +204,8 @@ pub(crate) struct CheckpointWishes {
     pub(crate) prompt_len: usize,
     /// [`HeldState::first_message`].
     pub(crate) first_message: usize,
+    /// Ends of the marked parts of the prompt.
+    pub(crate) marks: Vec<usize>,
     /// End of the last image of the prompt; 0 if there is none.
     pub(crate) images_end: usize,
     /// [`HeldState::parted`].
@@ -245,6 +248,7 @@ impl CheckpointRule {
         lens.extend(message.map(|len| self.whole(len).min(prompt_end)));
         lens.push(self.whole(wishes.images_end).min(prompt_end));
         lens.push(self.whole(wishes.parted).min(prompt_end));
+        lens.extend(wishes.marks.iter().map(|&len| self.whole(len).min(prompt_end)));
         lens.extend(wishes.followers.iter().map(|&len| self.whole(len).min(prompt_end)));
         let of_answer = end / answer * answer;
         lens.extend((of_answer > prompt_end).then_some(of_answer));
@@ -286,6 +290,14 @@ mod tests {
         let wishes = CheckpointWishes { parted: 48, followers: vec![70, 200], ..wishes(100) };
         assert_eq!(RULE.choose(&wishes, 0, 100), [48, 64, 96]);
         assert_eq!(RULE.choose(&wishes, 48, 100), [64, 96]);
+    }
+
+    /// Goal: a prompt gets one at the end of each part that is used again.
+    #[test]
+    fn marks_get_checkpoints() {
+        let wishes = CheckpointWishes { marks: vec![40, 100, 7], ..wishes(100) };
+        assert_eq!(RULE.choose(&wishes, 0, 100), [32, 96]);
+        assert_eq!(RULE.choose(&wishes, 32, 100), [96]);
     }
 
     /// Goal: a first message gets one if it is long enough, inside of the prompt only.

@@ -224,6 +224,9 @@ pub struct EngineArgs {
     ///
     /// With `--kv-cache-dir`, pinned blocks are available to running requests: pinned prefixes are
     /// stored in the directory, and evicted from the KV pool after everything else.
+    ///
+    /// It is also the maximum number of blocks that marks protect (`cache_control` of clients), next
+    /// to those of pins; by default a quarter of the blocks. They are available to running requests.
     #[arg(long, value_name = "BLOCKS")]
     pub pin_budget: Option<usize>,
     /// Number of KV blocks that each cache salt and each tenant may keep in the prefix cache

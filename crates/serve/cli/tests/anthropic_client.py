@@ -34,13 +34,16 @@ def check_loop(client, model):
     call = streamed.content[1]
     assert (call.name, call.input) == ("get_weather", {"city": "Paris", "days": 2}), call
     assert streamed.usage.cache_read_input_tokens > streamed.usage.input_tokens, streamed.usage
+    created = whole.usage.cache_creation
+    assert created.ephemeral_5m_input_tokens == whole.usage.cache_creation_input_tokens > 0, whole.usage
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "18 degrees. script:plain"}
     turns += [{"role": "assistant", "content": streamed.content}, {"role": "user", "content": [result]}]
     answer = client.messages.create(**ask, messages=turns)
     assert (answer.content[0].text, answer.stop_reason) == ("Hello, world.", "end_turn"), answer
     counted = client.messages.count_tokens(model=model, system=SYSTEM, tools=[WEATHER], messages=turns)
     usage = answer.usage
-    assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+    computed = usage.input_tokens + usage.cache_creation_input_tokens
+    assert counted.input_tokens == computed + usage.cache_read_input_tokens
 
 
 def check_rest(client, model):

@@ -30,6 +30,7 @@ pub(crate) mod dialogue;
 pub(crate) mod embeddings;
 pub(crate) mod free_text;
 pub(crate) mod generate;
+pub(crate) mod hints;
 pub(crate) mod llama_cpp;
 pub(crate) mod logprobs;
 pub(crate) mod messages;

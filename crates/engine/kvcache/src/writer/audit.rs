@@ -20,9 +20,7 @@ impl TreeWriter {
     pub fn audit(&mut self) -> Result<(), AuditError> {
         self.drain();
         let mut pins: HashMap<NodeId, u32> = HashMap::new();
-        if self.pins.demotable {
-            self.pins.ends().for_each(|end| *pins.entry(end).or_default() += 1);
-        }
+        self.pins.ends().for_each(|end| *pins.entry(end).or_default() += 1);
         let mut owned = HashSet::new();
         let (mut cached, mut locked, mut detached, mut leaves) = (0, 0, 0, 0);
         for id in self.arena.ids() {

@@ -1,4 +1,4 @@
-//! Pins and priorities.
+//! Pins, marks and priorities.
 
 use super::TreeWriter;
 use crate::node::NodeId;
@@ -45,11 +45,48 @@ impl TreeWriter {
             position_count: length,
             block_count,
             demoted: false,
+            is_mark: false,
         };
         Ok(self.pins.insert(info, end, checkpoint))
     }
 
-    /// Ends a pin. Returns whether it existed.
+    /// Lets the longest cached prefix of `positions`, and of it at most `block_count_max` blocks, be
+    /// evicted after everything that is neither marked nor pinned, until
+    /// [`unpin`](TreeWriter::unpin) or whatever else ends pins. Nothing is locked: what is marked
+    /// is evicted when nothing else can be, and protected again as soon as it is committed again.
+    /// `positions` may end with those of a [checkpoint](crate::checkpoint_positions).
+    ///
+    /// Marks do not count for the pin budget. Returns `None` if not even one block is cached or
+    /// allowed.
+    pub fn mark(
+        &mut self,
+        namespace: &Namespace,
+        positions: &[u32],
+        block_count_max: usize,
+    ) -> Option<PinId> {
+        self.begin_operation();
+        let block_size = self.block_size();
+        let allowed = positions.len().min(block_count_max.saturating_mul(block_size));
+        let raw = self.find(namespace, &positions[..allowed]);
+        let position_count = token_span::whole_spans(positions, raw, block_size);
+        let block_count = position_count / block_size;
+        if block_count == 0 {
+            return None;
+        }
+        let end = self.end_path_at(block_count);
+        self.count_pins(end, |pins| pins + 1);
+        let info = PinInfo {
+            id: PinId(0),
+            namespace: *namespace,
+            position_count,
+            block_count,
+            demoted: false,
+            is_mark: true,
+        };
+        Some(self.pins.insert(info, end, None))
+    }
+
+    /// Ends a pin or a mark. Returns whether it existed.
     pub fn unpin(&mut self, id: PinId) -> bool {
         self.begin_operation();
         let existed = self.end_pin(id);
@@ -57,13 +94,13 @@ impl TreeWriter {
         existed
     }
 
-    /// Returns all pins, oldest first.
+    /// Returns all pins and marks, oldest first.
     pub fn pins(&mut self) -> Vec<PinInfo> {
         self.drain();
         self.pins.infos().cloned().collect()
     }
 
-    /// Number of pins.
+    /// Number of pins, without marks.
     pub fn pin_count(&self) -> usize {
         self.pins.count()
     }
@@ -94,8 +131,8 @@ impl TreeWriter {
     }
 
     pub(super) fn end_pin(&mut self, id: PinId) -> bool {
-        let Some(end) = self.pins.remove(id) else { return false };
-        if self.pins.demotable {
+        let Some((end, demotable)) = self.pins.remove(id) else { return false };
+        if demotable {
             self.count_pins(end, |pins| pins - 1);
             self.merge_around(end);
         } else {

@@ -15,6 +15,7 @@ mod demotable_pins;
 mod features;
 mod invariants;
 mod linearizable;
+mod marks;
 mod namespace_quotas;
 mod namespaces;
 mod prefix_cache;

@@ -318,6 +318,7 @@ fn wishes(sequence: &Sequence, start: usize, queue: &Queue) -> CheckpointWishes 
     CheckpointWishes {
         prompt_len: sequence.prompt_len,
         first_message: sequence.held.state.first_message,
+        marks: sequence.options.marks.iter().map(|mark| mark.len).collect(),
         images_end: sequence.images.end(),
         parted: sequence.held.state.parted,
         followers: followers.map(|follow| follow.shared).collect(),

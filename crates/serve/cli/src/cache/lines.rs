@@ -98,6 +98,9 @@ pub(super) fn results(reply: &CacheResults) -> Vec<String> {
 pub(super) fn pins(reply: &PinList) -> Vec<String> {
     let line = |pin: &PinInfo| {
         let mut line = format!("pin {}: {} tokens, {} blocks", pin.id, pin.tokens, pin.blocks);
+        if pin.is_mark {
+            line.push_str(", a mark");
+        }
         if pin.demoted {
             line.push_str(", demoted");
         }

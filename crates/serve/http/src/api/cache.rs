@@ -256,8 +256,12 @@ pub struct PinInfo {
     /// KV blocks of the pinned tokens.
     pub blocks: usize,
     /// Whether blocks of the prompt were evicted, because running requests needed all others. Its
-    /// next use reads them from the disk tier, or computes them. Always false without a disk tier.
+    /// next use reads them from the disk tier, or computes them. Without a disk tier, true only for
+    /// marks.
     pub demoted: bool,
+    /// Whether a request has made it, by `cache_control` for example. Such a mark takes no block from
+    /// running requests: it lets its prompt be evicted after everything else.
+    pub is_mark: bool,
     /// Seconds until the pin ends, unless its prompt is used before that and `refresh_on_hit` is
     /// true; `null` if it lasts until it is unpinned.
     pub ends_in_seconds: Option<f64>,

@@ -1,8 +1,8 @@
 //! `POST /v1/messages` and `POST /v1/messages/count_tokens`: Anthropic's API.
 //!
-//! `cache_control` is accepted everywhere and has no effect: every prefix is cached. For a model
-//! with a recurrent state, checkpoints are taken where clients usually set such marks: after the
-//! system message with the tools, and at the end of each prompt and answer.
+//! Every prefix is cached. `cache_control` marks what precedes it: that is evicted last, until it was
+//! not used for the mark's time to live. For a model with a recurrent state, there is a checkpoint at
+//! the mark.
 
 mod reply;
 
@@ -15,8 +15,8 @@ use super::fields::{self, UnknownFields};
 use super::options::GenerationOptions;
 use super::structured::ResponseFormat;
 pub use reply::{
-    BlockDelta, MessageDelta, MessageEvent, MessageReply, MessagesError, MessagesErrorObject,
-    MessagesUsage, ReplyBlock, StopReason, TokenCount,
+    BlockDelta, CacheCreation, MessageDelta, MessageEvent, MessageReply, MessagesError,
+    MessagesErrorObject, MessagesUsage, ReplyBlock, StopReason, TokenCount,
 };
 
 /// The request body. `max_tokens` is required by `/v1/messages` only.
@@ -49,6 +49,8 @@ pub struct MessagesRequest {
     /// Whether the model reasons before it answers, if its chat template has the variable
     /// `enable_thinking`. Default: it does not.
     pub thinking: Option<Thinking>,
+    /// Whether the whole prompt is marked: as in a block.
+    pub cache_control: Option<Value>,
     /// Variables for the chat template. One that `thinking` sets as well has the value given here.
     pub chat_template_kwargs: Option<Map<String, Value>>,
     /// Parameters of all APIs for generation.
@@ -125,7 +127,8 @@ pub enum Block {
     Text {
         /// The text.
         text: String,
-        /// Without effect.
+        /// Whether what precedes it, and the block itself, is marked: `{"type": "ephemeral"}`, with
+        /// `"ttl"` of `5m` (the default) or `1h`.
         cache_control: Option<Value>,
         /// Without effect.
         citations: Option<Value>,
@@ -134,7 +137,8 @@ pub enum Block {
     Image {
         /// The image.
         source: super::images::ImageSource,
-        /// Without effect.
+        /// Whether what precedes it, and the block itself, is marked: `{"type": "ephemeral"}`, with
+        /// `"ttl"` of `5m` (the default) or `1h`.
         cache_control: Option<Value>,
     },
     /// A call, in a message of the assistant. `server_tool_use` and `mcp_tool_use` mean the same.
@@ -145,7 +149,8 @@ pub enum Block {
         name: String,
         /// The arguments: an object.
         input: Value,
-        /// Without effect.
+        /// Whether what precedes it, and the block itself, is marked: `{"type": "ephemeral"}`, with
+        /// `"ttl"` of `5m` (the default) or `1h`.
         cache_control: Option<Value>,
         /// Without effect.
         caller: Option<Value>,
@@ -161,7 +166,8 @@ pub enum Block {
         content: Option<Box<BlockContent>>,
         /// Whether the call failed. The model sees only the content.
         is_error: Option<bool>,
-        /// Without effect.
+        /// Whether what precedes it, and the block itself, is marked: `{"type": "ephemeral"}`, with
+        /// `"ttl"` of `5m` (the default) or `1h`.
         cache_control: Option<Value>,
         /// Without effect.
         toolset_name: Option<Value>,
@@ -197,7 +203,8 @@ pub struct MessagesTool {
     /// Whether arguments always follow the schema. Default false. With a `tool_choice` that
     /// requires a call they always do.
     pub strict: Option<bool>,
-    /// Without effect.
+    /// Whether the tools and the system message, or the tools alone if there is none, are marked: as
+    /// in a block.
     pub cache_control: Option<Value>,
     /// Without effect: arguments are always streamed while they are generated.
     pub eager_input_streaming: Option<bool>,

@@ -132,7 +132,7 @@ fn requests_nothing(scope: Scope, name: &str, value: &Value) -> Option<bool> {
             _ => None,
         },
         Scope::Messages => match name {
-            "metadata" | "service_tier" | "cache_control" => Some(true),
+            "metadata" | "service_tier" => Some(true),
             "container" | "mcp_servers" | "context_management" => Some(is_empty(value)),
             _ => None,
         },
@@ -190,8 +190,6 @@ fn of_generation(name: &str, value: &Value) -> Option<bool> {
         "user"
         | "metadata"
         | "safety_identifier"
-        | "prompt_cache_key"
-        | "prompt_cache_retention"
         | "request_id" => true,
         "store"
         | "use_beam_search"
@@ -209,11 +207,7 @@ fn of_generation(name: &str, value: &Value) -> Option<bool> {
 
 fn of_responses(name: &str, value: &Value) -> Option<bool> {
     Some(match name {
-        "user"
-        | "safety_identifier"
-        | "prompt_cache_key"
-        | "prompt_cache_retention"
-        | "client_metadata" => true,
+        "user" | "safety_identifier" | "client_metadata" => true,
         "background" => value == false,
         "truncation" => value == "disabled",
         "service_tier" => value == "auto" || value == "default",

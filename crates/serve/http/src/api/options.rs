@@ -142,6 +142,17 @@ pub struct GenerationOptions {
     /// priority`, those with a smaller one, as in vLLM. Any 32-bit integer. Default 0.
     #[serde(default, deserialize_with = "fields::signed_32")]
     pub priority: Option<i32>,
+    /// OpenAI's name of a group of requests with a common prefix. Their prompts are marked for five
+    /// minutes after their last use, as with `prompt_cache_retention`. One server has one cache, so
+    /// the name itself has no effect.
+    pub prompt_cache_key: Option<Value>,
+    /// How long the prompt is marked after its last use: `24h`, or five minutes with `in_memory`. What
+    /// is marked is evicted after everything else, within the server's budget. Default: not at all.
+    pub prompt_cache_retention: Option<Value>,
+    /// NVIDIA Dynamo's extensions: `agent_hints.priority` is the `priority`, where larger ones come
+    /// first, of a request that gives none, and `cache_control` marks the prompt as in Anthropic's
+    /// API. Other members have no effect.
+    pub nvext: Option<Value>,
 }
 
 /// Parameters of the APIs whose replies are lists of choices: completions and chat completions.

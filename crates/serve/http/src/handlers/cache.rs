@@ -315,6 +315,7 @@ impl App {
             tokens: pin.tokens,
             blocks: pin.blocks,
             demoted: pin.demoted,
+            is_mark: pin.is_mark,
             ends_in_seconds: pin.ends_in.map(|left| left.as_secs_f64()),
             refresh_on_hit: pin.options.refresh_on_hit,
             reason: pin.options.reason.clone(),

@@ -6,9 +6,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde_json::{Map, Value, json};
 use stolon::{
-    AnswerFormat, ChatMessage, ChatOptions, FunctionSchema, Grammar, GrammarError, MessageContent,
-    Otherwise, Prompt, ReasoningFormat, Request, SchemaOptions, ToolCallFormat, ToolCallGrammar,
-    ToolUse,
+    AnswerFormat, CacheMark, ChatMessage, ChatOptions, FunctionSchema, Grammar, GrammarError,
+    MessageContent, Otherwise, Prompt, ReasoningFormat, Request, SchemaOptions, ToolCallFormat,
+    ToolCallGrammar, ToolUse,
 };
 
 use crate::handlers::app::App;
@@ -91,6 +91,8 @@ impl<T: std::str::FromStr<Err = String>> std::str::FromStr for FormatChoice<T> {
 pub(crate) struct Dialogue {
     /// The messages, oldest first.
     pub(crate) messages: Vec<ChatMessage>,
+    /// The parts of the conversation that the client expects to use again.
+    pub(crate) marks: Vec<CacheMark>,
     /// Whether an image in the last message is refused by a model that takes none. Otherwise a
     /// placeholder stands for it, as in all other messages.
     pub(crate) keeps_images: bool,
@@ -115,6 +117,7 @@ impl Dialogue {
     pub(crate) fn new(messages: Vec<ChatMessage>) -> Self {
         Self {
             messages,
+            marks: Vec::new(),
             keeps_images: true,
             tools: Vec::new(),
             tool_choice: ToolChoice::Auto,
@@ -317,6 +320,7 @@ impl Dialogue {
             history::conversation(&app.engine, self.messages, self.keeps_images, ignored);
         let request = Request::chat(messages)
             .chat_options(options)
+            .marks(self.marks)
             .show_special_tokens(format.special_tokens());
         // Rendering the conversation is work of the client.
         let mut request = sign(request);

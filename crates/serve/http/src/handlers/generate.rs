@@ -71,7 +71,10 @@ impl Call {
     /// prompt `p` have the indices `p * n` to `p * n + n - 1`.
     ///
     /// If only an explanation of the cache is wanted, that is the reply.
-    pub(crate) async fn respond<D: Dialect>(mut self, dialect: D) -> Result<Response, ApiError> {
+    pub(crate) async fn respond<D: Dialect>(
+        mut self,
+        mut dialect: D,
+    ) -> Result<Response, ApiError> {
         if self.context.explains {
             if self.context.app.hide_cached_tokens {
                 let message = "the operator does not report cached tokens to clients";
@@ -104,6 +107,7 @@ impl Call {
                 // If a request is refused, the streams made so far are dropped, which cancels them.
                 let streams = engine.generate_choices(request, self.choice_count).await;
                 let streams = streams.map_err(|error| self.refused(error))?;
+                streams.first().into_iter().for_each(|stream| dialect.marked(stream.marks()));
                 let of_prompt = streams.first().and_then(TokenStream::cache_miss);
                 miss = miss.or_else(|| of_prompt.filter(|miss| miss.lost_tokens > 0).cloned());
                 choices.extend(streams.into_iter().map(TokenStream::boxed));

@@ -2,6 +2,8 @@
 
 mod reply;
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::extract::Request as HttpRequest;
 use axum::http::StatusCode;
@@ -9,7 +11,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Value, json};
-use stolon::{ChatMessage, MessageContent};
+use stolon::{CacheMark, ChatMessage, MessageContent};
 
 use crate::api::messages::{
     Block, BlockContent, MessagesError, MessagesErrorObject, MessagesRequest, MessagesTool,
@@ -21,6 +23,7 @@ use crate::handlers::context::{Incoming, RequestContext};
 use crate::handlers::dialogue::{
     Dialogue, SWITCHES, Tool, ToolChoice, check_hosted, function_tool,
 };
+use crate::handlers::hints;
 use crate::handlers::options::{ApiOptions, Call};
 use crate::handlers::thinking::ThinkingBudget;
 use crate::wire::advice::Ignored;
@@ -121,21 +124,30 @@ fn error_object(error: &ApiError) -> MessagesErrorObject {
 
 /// The conversation and its tools.
 fn dialogue(request: &mut MessagesRequest, ignored: &Ignored) -> Result<Dialogue, ApiError> {
-    let mut messages = Vec::new();
+    let (mut messages, mut marks) = (Vec::new(), Vec::new());
     if let Some(system) = request.system.take() {
+        marks.extend(marks_of(0, &system));
         let content = text_content("system", system)?;
         messages.push(message("system", content));
     }
+    let tool_marks = request.tools.iter().flatten().map(|tool| tool.cache_control.as_ref());
+    if let Some(ttl) = tool_marks.filter_map(hints::ttl).max() {
+        // Templates show tools in the system message, if there is one.
+        let parts_left_out = if messages.is_empty() { usize::MAX } else { 0 };
+        marks.push(CacheMark { message: 0, parts_left_out, ttl });
+    }
+    marks.extend(hints::ttl(request.cache_control.as_ref()).map(CacheMark::whole));
     let turns = std::mem::take(&mut request.messages);
     if turns.is_empty() {
         let expected = "a list of at least one message";
         return Err(ApiError::expected("messages", expected, &json!([])));
     }
     for (index, turn) in turns.into_iter().enumerate() {
-        add_turn(&mut messages, index, turn)?;
+        add_turn(&mut messages, &mut marks, index, turn)?;
     }
     let continues = messages.last().is_some_and(|last| last.role == "assistant");
     let mut dialogue = Dialogue::new(messages);
+    dialogue.marks = marks;
     // A turn merges several steps, also parts that an agent cannot take back.
     dialogue.keeps_images = false;
     dialogue.continue_final_message = continues;
@@ -202,9 +214,71 @@ fn message(role: &str, content: MessageContent) -> ChatMessage {
     message
 }
 
+/// The marks in the content of a message that has all blocks.
+fn marks_of(message: usize, content: &BlockContent) -> impl Iterator<Item = CacheMark> {
+    let blocks = match content {
+        BlockContent::Text(_) => &[],
+        BlockContent::Blocks(blocks) => blocks.as_slice(),
+    };
+    blocks.iter().rev().enumerate().filter_map(move |(parts_left_out, block)| {
+        let ttl = hints::ttl(cache_control(block))?;
+        Some(CacheMark { message, parts_left_out, ttl })
+    })
+}
+
+fn cache_control(block: &Block) -> Option<&Value> {
+    match block {
+        Block::Text { cache_control, .. }
+        | Block::Image { cache_control, .. }
+        | Block::ToolUse { cache_control, .. }
+        | Block::ToolResult { cache_control, .. } => cache_control.as_ref(),
+        Block::Thinking { .. } | Block::RedactedThinking { .. } => None,
+    }
+}
+
+/// The message of a turn, without the results of calls in it.
+#[derive(Default)]
+struct OwnMessage {
+    parts: Vec<Value>,
+    calls: Vec<Value>,
+    reasoning: String,
+    /// The marks in it: the number of parts before each, `None` for all, and its time to live.
+    marks: Vec<(Option<usize>, Duration)>,
+}
+
+impl OwnMessage {
+    fn is_empty(&self) -> bool {
+        self.parts.is_empty() && self.calls.is_empty() && self.reasoning.is_empty()
+    }
+
+    /// Adds the message, and its marks, to those of the conversation.
+    fn push(self, role: &str, messages: &mut Vec<ChatMessage>, marks: &mut Vec<CacheMark>) {
+        let Self { parts, calls, reasoning, marks: own_marks } = self;
+        let (message_index, part_count) = (messages.len(), parts.len());
+        marks.extend(own_marks.into_iter().map(|(before, ttl)| CacheMark {
+            message: message_index,
+            // Calls follow all parts.
+            parts_left_out: before.map_or(0, |before| part_count - before),
+            ttl,
+        }));
+        let mut own = message(role, message_content(parts));
+        if own.content == Some(MessageContent::Text(String::new())) && !calls.is_empty() {
+            own.content = None;
+        }
+        if !calls.is_empty() {
+            own.extra.insert("tool_calls".to_owned(), Value::Array(calls));
+        }
+        if !reasoning.is_empty() {
+            own.extra.insert("reasoning_content".to_owned(), Value::String(reasoning));
+        }
+        messages.push(own);
+    }
+}
+
 /// Adds the messages of a turn: each result of a call is a separate message.
 fn add_turn(
     messages: &mut Vec<ChatMessage>,
+    marks: &mut Vec<CacheMark>,
     index: usize,
     turn: TurnMessage,
 ) -> Result<(), ApiError> {
@@ -223,30 +297,39 @@ fn add_turn(
         BlockContent::Blocks(blocks) => blocks,
     };
     let before = messages.len();
-    let (mut own_parts, mut calls, mut reasoning) = (Vec::new(), Vec::new(), String::new());
+    let mut own = OwnMessage::default();
     for (place, block) in blocks.into_iter().enumerate() {
         let misplaced = |role: &str| {
             let path = format!("{path}[{place}]");
             let message = format!("`{path}`: this type of block is only for the role `{role}`");
             ApiError::invalid(Some(&path), message)
         };
+        let ttl = hints::ttl(cache_control(&block));
+        let mut is_own = true;
         match block {
             Block::Text { text, .. } if text.is_empty() => {}
-            Block::Text { text, .. } => own_parts.push(text_part(text)),
-            Block::Image { source, .. } => own_parts.push(source.into_part()),
+            Block::Text { text, .. } => own.parts.push(text_part(text)),
+            Block::Image { source, .. } => own.parts.push(source.into_part()),
             Block::ToolUse { id, name, input, .. } if turn.role == TurnRole::Assistant => {
                 let function = json!({"name": name, "arguments": input});
-                calls.push(json!({"id": id, "type": "function", "function": function}));
+                own.calls.push(json!({"id": id, "type": "function", "function": function}));
             }
             Block::Thinking { thinking, .. } if turn.role == TurnRole::Assistant => {
-                reasoning.push_str(&thinking);
+                own.reasoning.push_str(&thinking);
             }
             Block::RedactedThinking { .. } if turn.role == TurnRole::Assistant => {}
             Block::ToolResult { tool_use_id, content, .. } => {
                 // In a turn of the assistant, the call before a result ends a message.
-                if turn.role == TurnRole::Assistant && !calls.is_empty() {
-                    push_own(messages, role, &mut own_parts, &mut calls, &mut reasoning);
+                if turn.role == TurnRole::Assistant && !own.calls.is_empty() {
+                    std::mem::take(&mut own).push(role, messages, marks);
                 }
+                is_own = false;
+                let message_index = messages.len();
+                marks.extend(ttl.map(|ttl| CacheMark {
+                    message: message_index,
+                    parts_left_out: 0,
+                    ttl,
+                }));
                 let content = content.map_or(BlockContent::Text(String::new()), |content| *content);
                 let content = text_content(&format!("{path}[{place}].content"), content)?;
                 let mut result = message("tool", content);
@@ -255,34 +338,15 @@ fn add_turn(
             }
             _ => return Err(misplaced("assistant")),
         }
+        if let Some(ttl) = ttl.filter(|_| is_own) {
+            let before = own.calls.is_empty().then_some(own.parts.len());
+            own.marks.push((before, ttl));
+        }
     }
-    let is_empty = own_parts.is_empty() && calls.is_empty() && reasoning.is_empty();
-    if !is_empty || messages.len() == before {
-        push_own(messages, role, &mut own_parts, &mut calls, &mut reasoning);
+    if !own.is_empty() || messages.len() == before {
+        own.push(role, messages, marks);
     }
     Ok(())
-}
-
-/// Adds the message of a turn, without the results of calls in it.
-fn push_own(
-    messages: &mut Vec<ChatMessage>,
-    role: &str,
-    parts: &mut Vec<Value>,
-    calls: &mut Vec<Value>,
-    reasoning: &mut String,
-) {
-    let mut own = message(role, message_content(std::mem::take(parts)));
-    if own.content == Some(MessageContent::Text(String::new())) && !calls.is_empty() {
-        own.content = None;
-    }
-    if !calls.is_empty() {
-        own.extra.insert("tool_calls".to_owned(), Value::Array(std::mem::take(calls)));
-    }
-    if !reasoning.is_empty() {
-        let reasoning = std::mem::take(reasoning);
-        own.extra.insert("reasoning_content".to_owned(), Value::String(reasoning));
-    }
-    messages.push(own);
 }
 
 fn check_length(path: &str, content: &BlockContent) -> Result<(), ApiError> {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::json;
 use stolon::{
-    AnswerFormat, Engine, Grammar, Prompt, Request, SamplingParams, SessionId, TokenSpan,
+    AnswerFormat, CacheMark, Engine, Grammar, Prompt, Request, SamplingParams, SessionId, TokenSpan,
 };
 
 use crate::api::neutral::Scope;
@@ -16,6 +16,7 @@ use crate::guard::deadline::Deadline;
 use crate::handlers::context::RequestContext;
 use crate::handlers::dialogue::CallIds;
 use crate::handlers::free_text::Customs;
+use crate::handlers::hints::Hints;
 use crate::handlers::logprobs::LogprobForm;
 use crate::handlers::structured;
 use crate::handlers::thinking::ThinkingBudget;
@@ -89,6 +90,8 @@ pub(crate) struct Call {
     sampling: SamplingParams,
     /// The priority for the engine, where larger ones come first.
     priority: i32,
+    /// A mark of the whole prompt.
+    mark: Option<CacheMark>,
     /// The session that the request is a turn of.
     session: Option<SessionId>,
     /// The salt of the tenant and of the request.
@@ -160,6 +163,11 @@ impl Call {
         let ends = own.is_chat && options.ignore_eos != Some(true);
         options.end_repetition.get_or_insert(ends);
         let choice_count = own.choices.n.unwrap_or(1);
+        let hints = Hints::take(&mut options, ignored);
+        let priority = match (options.priority, hints.priority) {
+            (None, Some(priority)) => priority,
+            (priority, _) => app.priority.of(priority),
+        };
         Ok(Self {
             prompts: Vec::new(),
             prompt_ids: Vec::new(),
@@ -199,7 +207,8 @@ impl Call {
             schema_paths: HashMap::new(),
             customs: Customs::default(),
             call_ids: CallIds::default(),
-            priority: app.priority.of(options.priority),
+            priority,
+            mark: hints.mark,
             options,
             sampling,
             context,
@@ -374,7 +383,8 @@ impl Call {
             .end_repetition(options.end_repetition.unwrap_or(false))
             .skip_reading_prefix_cache(options.skip_reading_prefix_cache.unwrap_or(false))
             .skip_writing_prefix_cache(options.skip_writing_prefix_cache.unwrap_or(false))
-            .priority(self.priority);
+            .priority(self.priority)
+            .marks(self.mark);
         if let Some(top) = self.logprobs {
             request = request.logprobs(top);
         }

@@ -13,8 +13,8 @@ use futures::stream::{self, BoxStream, SelectAll};
 use futures::{Stream, StreamExt};
 use serde::Serialize;
 use stolon::{
-    AnswerFormat, AnswerParser, AnswerPart, Error, Event, FinishReason, StopStrings, Timings,
-    TokenEvent, TokenLogprob,
+    AnswerFormat, AnswerParser, AnswerPart, Error, Event, FinishReason, PrefixMark, StopStrings,
+    Timings, TokenEvent, TokenLogprob,
 };
 
 use crate::api::reply::{CompletionTokensDetails, PromptTokensDetails, Usage};
@@ -44,6 +44,9 @@ pub(crate) trait Dialect: Send + Sized + 'static {
 
     /// The data of the event after the last one, for a reply without an error.
     const TERMINATOR: Option<&'static str> = None;
+
+    /// The marked parts of a prompt, in ascending order. Called before everything else.
+    fn marked(&mut self, _marks: &[PrefixMark]) {}
 
     /// A choice begins. `usage` counts its prompt.
     fn begin(&mut self, choice: usize, usage: Usage) -> Vec<Self::Event>;

@@ -15,6 +15,7 @@ mod embeddings_api;
 mod encoders_api;
 mod generation_options;
 mod gzip;
+mod hints_api;
 mod history_api;
 mod infill_api;
 mod json_schema;

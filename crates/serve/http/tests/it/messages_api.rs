@@ -153,7 +153,8 @@ async fn results_of_calls_continue_the_conversation() {
     let first = server.ok(PATH, body.clone()).await;
     let total = |usage: &Value| {
         let count = |name: &str| usage[name].as_u64().expect("a count");
-        count("input_tokens") + count("cache_read_input_tokens")
+        let created = count("cache_creation_input_tokens");
+        count("input_tokens") + created + count("cache_read_input_tokens")
     };
     let counted = server.ok("/v1/messages/count_tokens", {
         let mut body = body.clone();
@@ -191,10 +192,10 @@ async fn a_line_about_the_client_does_not_prevent_sharing() {
             .insert(0, json!({"type": "text", "text": line}));
         counts.push(server.ok(PATH, body).await["usage"].clone());
     }
-    let total = |usage: &Value| {
-        usage["input_tokens"].as_u64().zip(usage["cache_read_input_tokens"].as_u64())
+    let sum = |usage: &Value| {
+        let names = ["input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"];
+        names.map(|name| usage[name].as_u64().expect("a count")).iter().sum::<u64>()
     };
-    let sum = |usage: &Value| total(usage).map(|(computed, cached)| computed + cached);
     assert_eq!(sum(&counts[0]), sum(&counts[1]));
     assert!(counts[1]["cache_read_input_tokens"].as_u64() > Some(0), "{counts:?}");
 }

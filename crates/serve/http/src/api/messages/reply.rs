@@ -43,13 +43,17 @@ pub enum StopReason {
     ToolUse,
 }
 
-/// Token counts. Those of the prompt are divided into computed and cached ones.
+/// Token counts. Those of the prompt are the sum of three: those that were read from the cache,
+/// those after them up to the last `cache_control`, and the rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct MessagesUsage {
-    /// Prompt tokens that were computed.
+    /// Prompt tokens that were computed, without those of `cache_creation_input_tokens`.
     pub input_tokens: usize,
-    /// Always 0: every prefix is cached, and nothing is charged for it.
+    /// Prompt tokens that were computed up to the last `cache_control`, in whole blocks; 0 if the
+    /// server hides what is cached.
     pub cache_creation_input_tokens: usize,
+    /// The same tokens by their times to live.
+    pub cache_creation: CacheCreation,
     /// Prompt tokens that were read from the prefix cache; 0 if the server hides it.
     pub cache_read_input_tokens: usize,
     /// Prompt tokens that are positions of images, computed and cached ones. Not a member of
@@ -59,6 +63,15 @@ pub struct MessagesUsage {
     pub image_tokens: usize,
     /// Generated tokens.
     pub output_tokens: usize,
+}
+
+/// Prompt tokens that a `cache_control` marks and that were not cached, by their times to live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct CacheCreation {
+    /// Those that are marked for five minutes after their last use.
+    pub ephemeral_5m_input_tokens: usize,
+    /// Those that are marked for an hour.
+    pub ephemeral_1h_input_tokens: usize,
 }
 
 /// A block of an answer.

@@ -1,15 +1,17 @@
 //! The reply of `/v1/messages`: a list of blocks, or the events that build it.
 
 use serde_json::{Map, Value};
-use stolon::{AnswerPart, FinishReason};
+use stolon::{AnswerPart, FinishReason, PrefixMark};
 
 use super::error_object;
 use crate::api::chat::Role;
 use crate::api::messages::{
-    BlockDelta, MessageDelta, MessageEvent, MessageReply, MessagesUsage, ReplyBlock, StopReason,
+    BlockDelta, CacheCreation, MessageDelta, MessageEvent, MessageReply, MessagesUsage, ReplyBlock,
+    StopReason,
 };
 use crate::api::reply::Usage;
 use crate::handlers::dialogue::CallIds;
+use crate::handlers::hints::HOUR;
 use crate::handlers::options::Call;
 use crate::wire::error::ApiError;
 use crate::wire::reply::{Dialect, Piece};
@@ -19,6 +21,8 @@ use crate::wire::request_id;
 pub(super) struct Messages {
     reply: MessageReply,
     call_ids: CallIds,
+    /// The marked parts of the prompt.
+    marks: Vec<PrefixMark>,
     /// The block in progress.
     open: Option<Open>,
     /// Number of the next block in the events.
@@ -73,7 +77,8 @@ impl Messages {
             usage: MessagesUsage::default(),
         };
         let call_ids = call.call_ids;
-        Self { reply, call_ids, open: None, next_index: 0, complete_calls: 0 }
+        let marks = Vec::new();
+        Self { reply, call_ids, marks, open: None, next_index: 0, complete_calls: 0 }
     }
 
     /// Begins a block.
@@ -146,12 +151,24 @@ impl Messages {
     }
 }
 
-/// The usage in Anthropic's form.
-fn messages_usage(usage: Usage) -> MessagesUsage {
+/// The usage in Anthropic's form, with the marked parts of the prompt in ascending order.
+fn messages_usage(usage: Usage, marks: &[PrefixMark]) -> MessagesUsage {
+    let cached = usage.cached_tokens();
+    let (mut created, mut end) = (CacheCreation::default(), cached);
+    // What is cached is not told by what was created either, if it is hidden.
+    for mark in marks.iter().filter(|_| usage.prompt_tokens_details.is_some()) {
+        let count = mark.len.saturating_sub(end);
+        match mark.ttl >= HOUR {
+            true => created.ephemeral_1h_input_tokens += count,
+            false => created.ephemeral_5m_input_tokens += count,
+        }
+        end = end.max(mark.len);
+    }
     MessagesUsage {
-        input_tokens: usage.prompt_tokens.saturating_sub(usage.cached_tokens()),
-        cache_creation_input_tokens: 0,
-        cache_read_input_tokens: usage.cached_tokens(),
+        input_tokens: usage.prompt_tokens.saturating_sub(end),
+        cache_creation_input_tokens: end - cached,
+        cache_read_input_tokens: cached,
+        cache_creation: created,
         image_tokens: usage.image_tokens(),
         output_tokens: usage.completion_tokens,
     }
@@ -165,8 +182,12 @@ impl Dialect for Messages {
         Some(event.kind)
     }
 
+    fn marked(&mut self, marks: &[PrefixMark]) {
+        self.marks = marks.to_vec();
+    }
+
     fn begin(&mut self, _choice: usize, usage: Usage) -> Vec<MessageEvent> {
-        self.reply.usage = messages_usage(usage);
+        self.reply.usage = messages_usage(usage, &self.marks);
         let message = Some(self.reply.clone());
         vec![MessageEvent { kind: "message_start", message, ..MessageEvent::default() }]
     }
@@ -192,7 +213,7 @@ impl Dialect for Messages {
     }
 
     fn finish(&mut self, usage: Usage) -> Vec<MessageEvent> {
-        self.reply.usage = messages_usage(usage);
+        self.reply.usage = messages_usage(usage, &self.marks);
         let (stop_reason, stop_sequence) =
             (self.reply.stop_reason, self.reply.stop_sequence.clone());
         let delta = MessageEvent {
