@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::{StreamExt, TryStreamExt, stream};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use stolon::{AnswerFormat, Embedding, Event, Request, TokenStream};
+use stolon::{Embedding, Event};
 
 use crate::answer::{Assembler, Completion};
 use crate::cache::Cache;
@@ -42,7 +42,8 @@ impl Engine {
     }
 
     /// Answers requests, a JSON array. `images` are the images of all requests in their order, with
-    /// the index of the request. `progress` is called with the number of finished requests.
+    /// the index of the request. `progress` is called with the number of finished requests. Several
+    /// requests wait as long as the engine is too busy; one is refused.
     fn complete(
         &self,
         py: Python<'_>,
@@ -58,16 +59,20 @@ impl Engine {
                 files.push(image.to_vec());
             }
         }
-        let (count, done) = (specs.len(), AtomicUsize::new(0));
+        let count = specs.len();
+        let done = AtomicUsize::new(0);
         let answers = specs.into_iter().zip(files).enumerate().map(|(index, (spec, images))| {
             let done = &done;
             async move {
-                let answer = complete(engine, spec, images).await;
+                let answer = if count == 1 {
+                    complete(engine, spec, images).await
+                } else {
+                    patiently(|| complete(engine, spec.clone(), images.clone()))
+                        .await
+                        .map_err(|failure| Failure::Prompt(index, Box::new(failure)))
+                };
                 done.fetch_add(1, Ordering::Relaxed);
-                answer.map_err(|failure| match count {
-                    1 => failure,
-                    _ => Failure::Prompt(index, Box::new(failure)),
-                })
+                answer
             }
         });
         let answers = stream::iter(answers).buffered(IN_FLIGHT).try_collect::<Vec<_>>();
@@ -75,9 +80,9 @@ impl Engine {
             Some(progress) => progress.call1(py, (done.load(Ordering::Relaxed),)).map(drop),
             None => Ok(()),
         };
-        let answers = wait_with(py, answers, report)?;
+        let answers = wait_with(py, answers, report)??;
         report(py)?;
-        Ok(answers?)
+        Ok(answers)
     }
 
     /// Begins to answer a request, a JSON object.
@@ -174,22 +179,15 @@ pub(crate) fn json(py: Python<'_>, value: &impl serde::Serialize) -> PyResult<St
         .map_err(|error| crate::error::raise(py, "StolonError", error.to_string(), None))
 }
 
+/// Answers a request.
 async fn complete(
     engine: &stolon::Engine,
     spec: Spec,
     images: Vec<Vec<u8>>,
 ) -> Result<Completion, Failure> {
     let (request, format) = spec.prepare(engine, images).await?;
-    patiently(|| complete_once(engine, request.clone(), format.clone())).await
-}
-
-async fn complete_once(
-    engine: &stolon::Engine,
-    request: Request,
-    format: AnswerFormat,
-) -> Result<Completion, Failure> {
     let mut assembler = Assembler::new(format, request.get_stop())?;
-    let mut events: TokenStream = engine.generate(request).await?;
+    let mut events = engine.generate(request).await?;
     while let Some(event) = events.next().await {
         match event? {
             Event::PromptLogprobs(entries) => assembler.set_prompt_logprobs(entries),
@@ -201,7 +199,7 @@ async fn complete_once(
     Err(stolon::EngineError::Stopped.into())
 }
 
-/// Does the work of a batch, and again as long as the engine is too busy.
+/// Does a part of the work of a batch, and again as long as the engine is too busy.
 async fn patiently<T, F: Future<Output = Result<T, Failure>>>(
     work: impl Fn() -> F,
 ) -> Result<T, Failure> {

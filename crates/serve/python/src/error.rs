@@ -43,10 +43,17 @@ impl Failure {
         Failure::Invalid(format!("{name}: expected {expected}, got {got}"))
     }
 
-    /// Whether the machine or the engine is too busy now, and when it should be tried again.
+    /// When to try again, if the engine's queue is full or the machine is too busy.
     pub(crate) fn busy(&self) -> Option<Duration> {
         match self {
-            Failure::Engine(error) if class_of(error) == "OverloadedError" => error.retry_after(),
+            Failure::Engine(
+                error @ (Error::Busy(_)
+                | Error::Engine(
+                    EngineError::Overloaded { .. }
+                    | EngineError::ImagesOverloaded { .. }
+                    | EngineError::ProcessorBusy { .. },
+                )),
+            ) => error.retry_after(),
             _ => None,
         }
     }

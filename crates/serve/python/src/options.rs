@@ -19,9 +19,12 @@ pub(crate) fn read<T: DeserializeOwned>(json: &str) -> Result<T, Failure> {
         let reason = error.inner().to_string();
         // The place in the JSON means nothing to the caller, who has not written any.
         let reason = reason.split(" at line ").next().unwrap_or_default();
-        match error.path().to_string().as_str() {
+        let path = error.path().to_string();
+        // The options of a batch are the same for all of its requests.
+        let name = path.split_once("options.").map_or(path.as_str(), |(_, name)| name);
+        match name {
             "." => Failure::Invalid(reason.to_owned()),
-            path => Failure::Invalid(format!("{path}: {reason}")),
+            name => Failure::Invalid(format!("{name}: {reason}")),
         }
     })
 }

@@ -98,7 +98,7 @@ impl PrefixCache {
         if let Some(blocks) = pin_budget {
             builder = builder.pin_budget(blocks);
         }
-        let cache = builder.build_cache(num_blocks).map_err(|error| invalid(error))?;
+        let cache = builder.build_cache(num_blocks).map_err(invalid)?;
         let reader = cache.reader();
         let shared = Shared { cache: Arc::new(Mutex::new(cache)), reader };
         Ok(PrefixCache { shared: ProcessBound::new(shared) })
@@ -151,7 +151,7 @@ impl PrefixCache {
     /// Protects the cached prefix of the tokens from eviction. Returns the number of the pin.
     fn pin(&self, py: Python<'_>, tokens: Tokens, salt: Option<&str>) -> PyResult<u64> {
         let pinned = self.shared.get(py)?.with(py, |cache| cache.pin(&namespace(salt), &tokens.0));
-        Ok(pinned.map_err(|error| invalid(error))?.0)
+        Ok(pinned.map_err(invalid)?.0)
     }
 
     /// Ends a pin. Returns whether it existed.
@@ -162,7 +162,7 @@ impl PrefixCache {
     /// The changes of the cache from now on.
     fn events(&self, py: Python<'_>, capacity: usize) -> PyResult<CacheEvents> {
         let receiver = self.shared.get(py)?.with(py, |cache| cache.subscribe(capacity));
-        let receiver = receiver.map_err(|error| invalid(error))?;
+        let receiver = receiver.map_err(invalid)?;
         Ok(CacheEvents { receiver: ProcessBound::new(receiver) })
     }
 
@@ -266,7 +266,7 @@ impl Lease {
             let written = written.unwrap_or(sequence.positions().len());
             cache.commit(sequence, written)
         })?;
-        inserted.map_err(|error| invalid(error))
+        inserted.map_err(invalid)
     }
 
     /// Unlocks the prefix and frees the other blocks. It may be called again.

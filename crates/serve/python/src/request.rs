@@ -16,7 +16,7 @@ use crate::options::seconds;
 const PROMPT_END: usize = 16;
 
 /// A request, as `stolon.RequestOptions` describes it, with its prompt.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Spec {
     prompt: PromptSpec,
@@ -25,7 +25,7 @@ pub(crate) struct Spec {
 }
 
 /// A prompt.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum PromptSpec {
     Text(String),
@@ -34,7 +34,7 @@ enum PromptSpec {
 }
 
 /// The members of `stolon.RequestOptions`, except images.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Options {
     adapter: Option<String>,
@@ -238,8 +238,13 @@ impl Options {
         engine: &Engine,
         messages: Vec<ChatMessage>,
         images: Vec<Vec<u8>>,
-        grammar: Option<Grammar>,
+        mut grammar: Option<Grammar>,
     ) -> Result<(Request, AnswerFormat), Failure> {
+        let is_required = self.tool_choice == Some(ToolChoice::Required);
+        if is_required && (self.tools.is_empty() || grammar.is_some()) {
+            let got = if grammar.is_some() { "another form of the answer" } else { "no tools" };
+            return Err(Failure::invalid("tool_choice", "only tools with `required`", got));
+        }
         let functions = self.functions()?;
         let mut chat = ChatOptions {
             tools: self.tools.clone(),
@@ -250,22 +255,22 @@ impl Options {
         let source = template.source(&chat).map_err(stolon::Error::from)?;
         let mut format =
             AnswerFormat { reasoning: ReasoningFormat::of_template(source), ..Default::default() };
-        let mut grammar = grammar;
         if !functions.is_empty() {
             let tool_use = template.tool_use(&chat, None).map_err(stolon::Error::from)?;
             chat.describe_tools = tool_use.is_described;
             format.tool_calls = Some(tool_use.format);
             format.functions = functions.clone().into();
-            if self.tool_choice == Some(ToolChoice::Required) {
-                format.guaranteed = true;
-                grammar = Some(Grammar::ToolCalls(ToolCallGrammar {
-                    format: tool_use.format,
-                    best_effort: functions.iter().map(|tool| tool.name.clone()).collect(),
-                    functions,
-                    single: false,
-                    otherwise: Otherwise::Nothing,
-                }));
-            }
+            let otherwise = match grammar.take() {
+                _ if is_required => Some(Otherwise::Nothing),
+                grammar => grammar.map(|grammar| Otherwise::Grammar(Box::new(grammar))),
+            };
+            format.guaranteed = otherwise.is_some();
+            grammar = otherwise.map(|otherwise| {
+                let best_effort = functions.iter().map(|tool| tool.name.clone()).collect();
+                let (format, single) = (tool_use.format, false);
+                let calls = ToolCallGrammar { format, functions, best_effort, single, otherwise };
+                Grammar::ToolCalls(calls)
+            });
         }
         let request =
             Request::chat(messages).chat_options(chat).show_special_tokens(format.special_tokens());
@@ -291,15 +296,6 @@ impl Options {
 
     /// The names and schemas of the tools.
     fn functions(&self) -> Result<Vec<FunctionSchema>, Failure> {
-        if self.tools.is_empty() && self.tool_choice == Some(ToolChoice::Required) {
-            return Err(Failure::invalid("tool_choice", "tools with `required`", "none"));
-        }
-        if self.tool_choice == Some(ToolChoice::Required)
-            && (self.json_schema.is_some() || self.json_object)
-        {
-            let got = "a form of the answer as well";
-            return Err(Failure::invalid("tool_choice", "`required` alone", got));
-        }
         let function = |(index, tool): (usize, &Value)| {
             let Tool { function } = Tool::deserialize(tool)
                 .map_err(|error| Failure::Invalid(format!("tools[{index}]: {error}")))?;

@@ -76,7 +76,7 @@ impl Stream {
         let items = Arc::clone(&self.state.get(py)?.items);
         runtime(py)?.spawn(async move {
             let item = items.lock().await.recv().await;
-            tokio::task::spawn_blocking(move || {
+            let call = move || {
                 // Nobody waits when the interpreter has ended.
                 Python::try_attach(|py| {
                     let called = match item.transpose() {
@@ -89,7 +89,8 @@ impl Stream {
                     // The event loop may have been closed.
                     drop(called);
                 })
-            })
+            };
+            drop(tokio::task::spawn_blocking(call).await);
         });
         Ok(())
     }

@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 import stolon
-from conftest import GOAT, TENT
-from stolon.errors import DeadlineError, InvalidValueError, NotSupportedError, StolonError
+from conftest import GOAT, TENT, wait_until
+from stolon.errors import (
+    DeadlineError,
+    InvalidValueError,
+    NotSupportedError,
+    OverloadedError,
+    StolonError,
+)
 
 LOOP = {"ignore_eos": True, "max_tokens": 24}
 
@@ -58,6 +64,17 @@ def test_more_prompts_than_the_queue_holds() -> None:
     assert len(answers) == 60
 
 
+def test_one_prompt_is_refused_by_a_full_queue() -> None:
+    with stolon.Engine("demo", kv_memory=64 << 20, max_queued_requests=1, max_running=1) as engine:
+        with engine.stream("The", ignore_eos=True) as first:
+            next(first)
+            with engine.stream("The", ignore_eos=True):
+                wait_until(lambda: engine.stats()["waiting"] == 1)
+                with pytest.raises(OverloadedError) as caught:
+                    engine.generate("The", max_tokens=1)
+        assert caught.value.retry_after is not None and caught.value.retry_after >= 0
+
+
 def test_an_error_names_the_prompt(engine: stolon.Engine) -> None:
     with pytest.raises(InvalidValueError, match=r"^prompts\[1\]: token id 999999999"):
         engine.generate([[5, 6], [5, 999999999]], max_tokens=2)
@@ -77,7 +94,7 @@ def test_unknown_options_are_refused_by_name(engine: stolon.Engine) -> None:
     [
         ({"temperature": -1.0}, "temperature: expected a finite number of at least 0"),
         ({"temperature": "hot"}, r"temperature: invalid type: string \"hot\", expected f32"),
-        ({"max_tokens": -1}, "max_tokens: invalid value: integer `-1`, expected usize"),
+        ({"max_tokens": -1}, "^max_tokens: invalid value: integer `-1`, expected usize"),
         ({"top_p": 2.0}, "top_p: expected above 0 and at most 1, got 2"),
         ({"timeout": -1.0}, "timeout: expected a number of seconds"),
         ({"regex": "a", "choice": ["b"]}, "expected one form of the answer, got `regex` and `choice`"),
@@ -93,6 +110,24 @@ def test_impossible_values_are_refused(
         engine.generate("a", **options)
     assert isinstance(caught.value, (StolonError, ValueError))
     assert caught.value.retry_after is None
+
+
+def test_hostile_values_are_refused(engine: stolon.Engine) -> None:
+    nested: list[Any] = []
+    for _ in range(500):
+        nested = [nested]
+    circle: list[Any] = []
+    circle.append(circle)
+    with pytest.raises(InvalidValueError, match="recursion limit"):
+        engine.generate("a", json_schema={"enum": nested})
+    with pytest.raises(ValueError, match="Circular"):
+        engine.generate("a", json_schema={"enum": circle})
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        engine.generate("a \ud800 b")
+    with pytest.raises(ValueError):
+        engine.generate("a", temperature=math.nan)
+    with pytest.raises(InvalidValueError, match="expected u32"):
+        engine.generate([[1, -5]])
 
 
 @pytest.mark.parametrize("prompt", [5, b"text", {"role": "user"}, None])
@@ -189,8 +224,11 @@ def test_tools_are_described_and_called(engine: stolon.Engine) -> None:
     assert call.name == "price"
     assert call.parsed()["item"] in ("tent", "goat")
     assert json.loads(call.arguments) == call.parsed()
-    with pytest.raises(InvalidValueError, match="tool_choice: expected tools"):
-        engine.chat(TENT, tool_choice="required")
+    either = engine.chat(TENT, tools=tools, choice=["blue", "green"], max_tokens=200)
+    assert either.tool_calls or either.text in ("blue", "green")
+    for wrong in ({}, {"tools": tools, "regex": "a"}):
+        with pytest.raises(InvalidValueError, match="tool_choice: expected only tools"):
+            engine.chat(TENT, tool_choice="required", **wrong)
     with pytest.raises(InvalidValueError, match=r"tools\[0\]: missing field `name`"):
         engine.chat(TENT, tools=[{"function": {}}])
 

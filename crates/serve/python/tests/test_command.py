@@ -25,7 +25,7 @@ def test_statuses_and_errors_are_those_of_the_command() -> None:
     assert (version.returncode, version.stdout.split()[0]) == (0, "stolon")
     wrong = stolon("srve")
     assert wrong.returncode == 2 and "srve" in wrong.stderr
-    missing = stolon("generate", "/no/such/model.gguf", "hello")
+    missing = stolon("generate", "--model", "/no/such/model.gguf", "--prompt", "hello")
     assert missing.returncode == 1 and missing.stderr.startswith("error: ")
     assert Path(sys.executable).with_name("stolon").exists()
 

@@ -156,7 +156,7 @@ def _plain(value: Any) -> Any:
 
 def to_json(value: Any) -> str:
     """The value as JSON."""
-    return json.dumps(value, default=_plain, allow_nan=False)
+    return json.dumps(value, default=_plain, allow_nan=False, ensure_ascii=False)
 
 
 def _schema(schema: Any) -> Any:
