@@ -1,5 +1,5 @@
-//! The whole program: log, tokio runtime and command line. The command `stolon` and the Python package
-//! run it.
+//! The whole program: log, tokio runtime and command line. The command `stolon` and the Python
+//! package run it.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -8,8 +8,8 @@ use std::process::ExitCode;
 const WRONG_USAGE: u8 = 2;
 
 /// Runs the command line `arguments`, the first of which is the name of the program, and reports
-/// errors on standard error. Returns the exit status. Ends the process by itself after a wrong command
-/// line and a request for help.
+/// errors on standard error. Returns the exit status. Ends the process by itself after a wrong
+/// command line and a request for help.
 #[must_use]
 pub fn run(arguments: &[OsString]) -> ExitCode {
     let cli = match crate::config::parse(arguments) {

@@ -97,7 +97,7 @@ def test_unknown_options_are_refused_by_name(engine: stolon.Engine) -> None:
         ({"max_tokens": -1}, "^max_tokens: invalid value: integer `-1`, expected usize"),
         ({"top_p": 2.0}, "top_p: expected above 0 and at most 1, got 2"),
         ({"timeout": -1.0}, "timeout: expected a number of seconds"),
-        ({"regex": "a", "choice": ["b"]}, "expected one form of the answer, got `regex` and `choice`"),
+        ({"regex": "a", "choice": ["b"]}, "one form of the answer, got `regex` and `choice`"),
         ({"tools": [{}]}, "tools: expected a conversation"),
         ({"adapter": "none"}, "adapter"),
         ({"images": [b"no image"]}, "image"),
@@ -303,8 +303,7 @@ def test_progress_is_shown_if_tqdm_is_there(
 
 
 def test_images_are_read_from_any_form() -> None:
-    """A red disc of the size that the demo model knows is described in the same words, whether it is
-    a file or its bytes."""
+    """The same picture has the same answer, whether it is a file or its bytes."""
     import struct
     import tempfile
     import zlib

@@ -47,7 +47,8 @@ def test_the_server_answers_and_ends_by_a_signal(number: int) -> None:
                 assert server.poll() is None, server.communicate()
                 assert time.monotonic() < end, "the server does not get ready"
                 time.sleep(0.05)
-        body = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+        message = {"role": "user", "content": "Hello"}
+        body = {"model": "demo", "messages": [message], "max_tokens": 4}
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}/v1/chat/completions",
             json.dumps(body).encode(),

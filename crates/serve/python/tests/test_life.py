@@ -82,7 +82,7 @@ def test_pickling_and_copying_are_refused(engine: stolon.Engine) -> None:
     stream = engine.stream("The", max_tokens=2)
     for thing in (engine, engine.cache, engine.sessions, stream, stolon.PrefixCache(4, 4)):
         for refused in (pickle.dumps, copy.copy, copy.deepcopy):
-            with pytest.raises(TypeError, match=f"cannot pickle or copy a stolon.{type(thing).__name__}"):
+            with pytest.raises(TypeError, match=f"pickle or copy a stolon.{type(thing).__name__}"):
                 refused(thing)
     answer = engine.generate("The", max_tokens=2)
     assert pickle.loads(pickle.dumps(answer)) == answer

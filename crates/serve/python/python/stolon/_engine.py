@@ -25,7 +25,7 @@ from ._types import Completion, Embedding, Pin, SessionInfo, Token, completion_o
 __all__ = ["Cache", "Engine", "Session", "Sessions", "Stream"]
 
 _Texts = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
-"""Several prompts. A string is a sequence of strings for type checkers, so that is not named here."""
+"""Several prompts. A string is a sequence of strings, too, so `Sequence[str]` is not among them."""
 
 
 class _OfOneProcess:
@@ -88,7 +88,11 @@ class Engine(_OfOneProcess):
 
     @overload
     def chat(
-        self, messages: Sequence[Message], *, progress: bool = ..., **options: Unpack[RequestOptions]
+        self,
+        messages: Sequence[Message],
+        *,
+        progress: bool = ...,
+        **options: Unpack[RequestOptions],
     ) -> Completion: ...
     @overload
     def chat(
@@ -175,7 +179,10 @@ class Engine(_OfOneProcess):
 
     def close(self, *, drain: float = 0.0) -> bool:
         """Stops the engine and releases its memory. Requests in flight may take ``drain`` seconds
-        to end before that. Returns whether all had ended. May be called again."""
+        to end before that. Returns whether all had ended. May be called again.
+
+        An engine that is not closed ends with the process, and KV that is on its way to
+        ``kv_cache_dir`` may be lost."""
         return self._native.close(drain)
 
     def __enter__(self) -> Self:

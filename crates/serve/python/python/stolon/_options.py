@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["EngineOptions", "Image", "Message", "Prompt", "RequestOptions"]
 
 Message = Mapping[str, Any]
-"""A message of a conversation in the form of OpenAI's API: ``role``, ``content``, ``tool_calls``.."""
+"""A message of a conversation in the form of OpenAI's API: ``role``, ``content`` and so on."""
 
 Prompt = Union[str, Sequence[int], Sequence[Message]]
 """A text, token ids, or a conversation."""

@@ -106,7 +106,7 @@ class Completion:
     logprobs: list[TokenLogprob]
     """One entry per token if they were requested, else empty."""
     prompt_logprobs: list[TokenLogprob | None]
-    """One entry per token of the prompt if they were requested, else empty. The first is ``None``."""
+    """One entry per token of the prompt, the first ``None``, if they were requested, else empty."""
 
     def json(self) -> Any:
         """The text, read as JSON. Raises :class:`ValueError` if it is not, or was cut off."""

@@ -24,7 +24,7 @@ class StolonError(Exception):
     """Any error of the engine."""
 
     retry_after: float | None
-    """Seconds after which the same request may succeed; ``None`` if sending it again cannot help."""
+    """Seconds after which the same request may succeed; ``None`` if that is not to be expected."""
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
