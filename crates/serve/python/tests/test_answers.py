@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -302,46 +304,39 @@ def test_progress_is_shown_if_tqdm_is_there(
     assert len(engine.generate(["a"], progress=True, max_tokens=2)) == 1
 
 
-def test_images_are_read_from_any_form() -> None:
-    """The same picture has the same answer, whether it is a file or its bytes."""
-    import struct
-    import tempfile
-    import zlib
-
-    def png(size: int) -> bytes:
-        rows = b"".join(
-            b"\0"
-            + b"".join(
-                b"\xe0\x20\x20"
-                if (x - size / 2) ** 2 + (y - size / 2) ** 2 < (size / 4) ** 2
-                else b"\xff\xff\xff"
-                for x in range(size)
-            )
-            for y in range(size)
-        )
-
-        def chunk(kind: bytes, data: bytes) -> bytes:
-            check = struct.pack(">I", zlib.crc32(kind + data))
-            return struct.pack(">I", len(data)) + kind + data + check
-
-        header = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
-        return (
-            b"\x89PNG\r\n\x1a\n"
-            + chunk(b"IHDR", header)
-            + chunk(b"IDAT", zlib.compress(rows))
-            + chunk(b"IEND", b"")
-        )
-
+def test_images_are_read_from_any_form(tmp_path: Path) -> None:
+    """The same picture has the same answer, whether it is an array, a file or its bytes."""
+    numpy = pytest.importorskip("numpy")
+    y, x = numpy.mgrid[:64, :64]
+    is_disc = (x - 32) ** 2 + (y - 32) ** 2 < 16**2
+    pixels = numpy.where(is_disc[..., None], [224, 32, 32], [255, 255, 255]).astype(numpy.uint8)
+    picture = _bmp(pixels)
+    (tmp_path / "disc.bmp").write_bytes(picture)
     question = [{"role": "user", "content": "What color is the circle?"}]
     with stolon.Engine("demo-vision", kv_memory=64 << 20) as engine:
-        picture = png(64)
-        answer = engine.chat(question, images=[picture], max_tokens=16)
+        answer = engine.chat(question, images=[picture], max_tokens=16, logprobs=1)
         assert answer.usage.image_tokens > 0
-        with tempfile.NamedTemporaryFile(suffix=".png") as file:
-            file.write(picture)
-            file.flush()
-            assert engine.chat(question, images=[file.name], max_tokens=16).text == answer.text
+        for image in (tmp_path / "disc.bmp", str(tmp_path / "disc.bmp"), pixels):
+            again = engine.chat(question, images=[image], max_tokens=16, logprobs=1)
+            assert (again.text, again.logprobs) == (answer.text, answer.logprobs)
+            # It is the same picture to the cache, too.
+            assert again.usage.cached_tokens > 0
+        blue = engine.chat(question, images=[pixels[..., ::-1]], max_tokens=16, logprobs=1)
+        assert blue.logprobs != answer.logprobs
         tokens = engine.stream(question, images=[picture], max_tokens=16)
         assert "".join(token.text for token in tokens) == answer.text
+        for alike in (pixels[..., 0], numpy.dstack([pixels, pixels[..., :1]])):
+            assert engine.chat(question, images=[alike], max_tokens=4).usage.image_tokens > 0
         with pytest.raises(TypeError, match="images: expected the bytes of a file"):
-            engine.chat(question, images=[5], max_tokens=16)
+            engine.chat(question, images=[5])
+        for wrong in (pixels[0, 0], pixels.astype(float), pixels[:0], pixels[..., :2]):
+            with pytest.raises(ValueError, match="images: expected an array of uint8"):
+                engine.chat(question, images=[wrong])
+
+
+def _bmp(pixels: Any) -> bytes:
+    """A file without compression: the rows from the last one on, in the order blue, green, red."""
+    height, width, _ = pixels.shape
+    rows = pixels[::-1, :, ::-1].tobytes()
+    header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, len(rows), 0, 0, 0, 0)
+    return b"BM" + struct.pack("<IHHI", 54 + len(rows), 0, 0, 54) + header + rows

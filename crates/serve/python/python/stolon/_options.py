@@ -6,6 +6,8 @@ import difflib
 import io
 import json
 import os
+import struct
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union
@@ -22,7 +24,8 @@ Prompt = Union[str, Sequence[int], Sequence[Message]]
 """A text, token ids, or a conversation."""
 
 Image = Any
-"""The content of an image file as ``bytes``, its path, or a picture of Pillow."""
+"""The content of an image file as ``bytes``, its path, a picture of Pillow, or an array of numpy with
+the type ``uint8`` and the shape ``[height, width]``, ``[height, width, 3]`` or ``[.., 4]``."""
 
 
 class EngineOptions(TypedDict, total=False):
@@ -182,10 +185,34 @@ def _image(image: Image) -> bytes:
         png = io.BytesIO()
         image.save(png, format="PNG")
         return png.getvalue()
+    if hasattr(image, "tobytes") and hasattr(image, "shape"):
+        return _png(image)
     raise TypeError(
-        "images: expected the bytes of a file, its path or a picture of Pillow, got a "
+        "images: expected the bytes of a file, its path, a picture of Pillow or an array, got a "
         f"{type(image).__name__}"
     )
+
+
+def _png(pixels: Any) -> bytes:
+    """A PNG file of an array of numpy, so that the engine needs no other form of images."""
+    shape = tuple(pixels.shape)
+    kind = {2: 0, 3: {3: 2, 4: 6}.get(shape[-1])}.get(len(shape)) if 0 not in shape else None
+    if kind is None or str(pixels.dtype) != "uint8":
+        raise ValueError(
+            "images: expected an array of uint8 with the shape [height, width] or [height, width, "
+            f"3 or 4], got one of {pixels.dtype} with the shape {list(shape)}"
+        )
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(name + data))
+        return struct.pack(">I", len(data)) + name + data + check
+
+    header = struct.pack(">IIBBBBB", shape[1], shape[0], 8, kind, 0, 0, 0)
+    # Each row begins with the number of its filter, 0 for none.
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    signature = b"\x89PNG\r\n\x1a\n"
+    data = chunk(b"IDAT", zlib.compress(rows, 1))
+    return signature + chunk(b"IHDR", header) + data + chunk(b"IEND", b"")
 
 
 def prompt_of(prompt: Any) -> dict[str, Any]:
