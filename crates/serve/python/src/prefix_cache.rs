@@ -1,5 +1,5 @@
-//! The class `PrefixCache`: the prefix tree with its block pool, for programs that have an engine of
-//! their own.
+//! The class `PrefixCache`: the prefix tree with its block pool, for programs that have an engine
+//! of their own.
 //!
 //! Lookups read the tree without a lock, and without the interpreter's lock (GIL). Changes take
 //! turns on a lock, for which no thread waits while it holds the GIL.
@@ -67,8 +67,8 @@ impl Shared {
     }
 }
 
-/// A prefix cache of block ids: it remembers which blocks of an engine's KV memory hold which prefix
-/// of tokens.
+/// A prefix cache of block ids: it remembers which blocks of an engine's KV memory hold which
+/// prefix of tokens.
 #[pyclass(frozen, module = "stolon._native")]
 #[derive(Debug)]
 pub(crate) struct PrefixCache {

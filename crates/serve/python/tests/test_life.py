@@ -61,21 +61,23 @@ def test_the_disk_keeps_prefixes(tmp_path: os.PathLike[str]) -> None:
 
 
 def test_ctrl_c_ends_a_call_and_cancels_its_requests(engine: stolon.Engine) -> None:
-    def interrupt() -> None:
-        wait_until(lambda: engine.stats()["running"] > 0)
+    def interrupt(requests: int) -> None:
+        wait_until(lambda: engine.stats()["running"] == requests)
         os.kill(os.getpid(), signal.SIGINT)
 
-    calls: list[Callable[[], object]] = [
-        lambda: engine.generate(["The"] * 3, ignore_eos=True),
-        lambda: list(engine.stream("The", ignore_eos=True)),
+    calls: list[tuple[int, Callable[[], object]]] = [
+        (3, lambda: engine.generate(["The"] * 3, ignore_eos=True)),
+        (1, lambda: list(engine.stream("The", ignore_eos=True))),
     ]
-    for call in calls:
-        thread = threading.Thread(target=interrupt)
+    for requests, call in calls:
+        before = engine.stats()["cancelled"]
+        thread = threading.Thread(target=interrupt, args=(requests,))
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             call()
         thread.join()
-        wait_until(lambda: engine.stats()["running"] + engine.stats()["waiting"] == 0)
+        # They had not ended by themselves when the call did.
+        wait_until(lambda: engine.stats()["cancelled"] == before + requests)
 
 
 def test_pickling_and_copying_are_refused(engine: stolon.Engine) -> None:
