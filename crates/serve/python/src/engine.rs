@@ -204,11 +204,8 @@ async fn patiently<T, F: Future<Output = Result<T, Failure>>>(
     work: impl Fn() -> F,
 ) -> Result<T, Failure> {
     loop {
-        match work().await {
-            Err(failure) if let Some(after) = failure.busy() => {
-                tokio::time::sleep(after.max(RETRY_MIN)).await;
-            }
-            result => return result,
-        }
+        let result = work().await;
+        let Some(after) = result.as_ref().err().and_then(Failure::busy) else { return result };
+        tokio::time::sleep(after.max(RETRY_MIN)).await;
     }
 }
