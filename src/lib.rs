@@ -83,6 +83,9 @@
 //!   [`Error::is_retryable`] says whether it helps to send a request again, and
 //!   [`Engine::health`] what the engine is doing. With `panic = "abort"` in your profile, a panic
 //!   ends the whole program instead.
+//! * **Forks.** A process that is forked without `exec` has the memory of an engine, but none of its
+//!   threads: a call there waits forever. Build an engine in the new process, with a runtime of its
+//!   own. The Python package refuses such calls.
 //! * **Signals.** The engine installs no signal handler. With a disk tier, a program that may run
 //!   with a limit on the size of files handles or ignores `SIGXFSZ`, which would end it
 //!   (`EngineBuilder::kv_cache_dir`).

@@ -170,6 +170,7 @@ fn all_other_libraries_forbid_unsafe() {
         "crates/serve/http",
         "crates/serve/http/derive",
         "crates/serve/loadgen",
+        "crates/serve/python",
         ".",
     ] {
         let path = root.join(name).join("src/lib.rs");

@@ -21,6 +21,7 @@ pub mod inspect;
 pub mod launch;
 pub mod log;
 pub mod memory;
+pub mod program;
 pub mod serve;
 mod terminal;
 mod text_file;

@@ -1,0 +1,311 @@
+//! A request, as JSON, and how its answer is read.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use stolon::{
+    AnswerFormat, ChatMessage, ChatOptions, Engine, FunctionSchema, Grammar, Otherwise, Prompt,
+    ReasoningFormat, Request, SamplingParams, SchemaOptions, SessionId, ToolCallGrammar,
+};
+
+use crate::error::Failure;
+use crate::options::seconds;
+
+/// Number of tokens at the end of a prompt that can contain the tag that begins the reasoning.
+const PROMPT_END: usize = 16;
+
+/// A request, as `stolon.RequestOptions` describes it, with its prompt.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Spec {
+    prompt: PromptSpec,
+    #[serde(default)]
+    options: Options,
+}
+
+/// A prompt.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum PromptSpec {
+    Text(String),
+    Tokens(Vec<u32>),
+    Messages(Vec<ChatMessage>),
+}
+
+/// The members of `stolon.RequestOptions`, except images.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Options {
+    adapter: Option<String>,
+    append: bool,
+    cache_salt: Option<String>,
+    choice: Option<Vec<String>>,
+    end_repetition: bool,
+    frequency_penalty: Option<f32>,
+    gbnf: Option<String>,
+    ignore_eos: bool,
+    json_object: bool,
+    json_schema: Option<Value>,
+    lark: Option<String>,
+    logit_bias: BTreeMap<u32, f32>,
+    logprobs: Option<usize>,
+    max_tokens: Option<usize>,
+    min_p: Option<f32>,
+    min_tokens: usize,
+    presence_penalty: Option<f32>,
+    priority: i32,
+    prompt_logprobs: Option<usize>,
+    queue_timeout: Option<f64>,
+    regex: Option<String>,
+    repetition_penalty: Option<f32>,
+    sampling: Sampling,
+    seed: Option<u64>,
+    session: Option<String>,
+    stop: Vec<String>,
+    stop_ids: Vec<u32>,
+    temperature: Option<f32>,
+    template_variables: Map<String, Value>,
+    tenant: Option<String>,
+    timeout: Option<f64>,
+    tool_choice: Option<ToolChoice>,
+    tools: Vec<Value>,
+    top_k: Option<usize>,
+    top_p: Option<f32>,
+}
+
+/// The sampling parameters that others replace.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Sampling {
+    #[default]
+    Greedy,
+    Recommended,
+    Chat,
+}
+
+/// Whether the model calls a tool.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum ToolChoice {
+    Auto,
+    Required,
+}
+
+/// A tool in OpenAI's form.
+#[derive(Deserialize)]
+struct Tool {
+    function: Function,
+}
+
+#[derive(Deserialize)]
+struct Function {
+    name: String,
+    #[serde(default = "any_object")]
+    parameters: Value,
+}
+
+fn any_object() -> Value {
+    serde_json::json!({"type": "object"})
+}
+
+impl Spec {
+    /// The request to the engine, and the format of its answer. `images` are the contents
+    /// of files.
+    ///
+    /// # Errors
+    /// [`Failure::Invalid`] for options that contradict each other, and the errors of rendering a
+    /// conversation.
+    pub(crate) async fn prepare(
+        self,
+        engine: &Engine,
+        images: Vec<Vec<u8>>,
+    ) -> Result<(Request, AnswerFormat), Failure> {
+        let Spec { prompt, options } = self;
+        let grammar = options.grammar()?;
+        let request = match prompt {
+            PromptSpec::Messages(messages) => {
+                return options.answer(engine, messages, images, grammar).await;
+            }
+            PromptSpec::Text(text) => Request::text(text),
+            PromptSpec::Tokens(ids) => Request::tokens(ids),
+        };
+        options.refuse_chat_options()?;
+        let mut request = with_images(options.set(engine, request)?, images);
+        if let Some(grammar) = grammar {
+            request = request.grammar(grammar);
+        }
+        Ok((request, AnswerFormat::default()))
+    }
+}
+
+impl Options {
+    /// The request with the options that concern any kind of prompt.
+    fn set(&self, engine: &Engine, mut request: Request) -> Result<Request, Failure> {
+        let mut sampling = match self.sampling {
+            Sampling::Greedy => SamplingParams::default(),
+            Sampling::Recommended => engine.recommended_sampling(),
+            Sampling::Chat => engine.chat_sampling(),
+        };
+        macro_rules! replace {
+            ($($name:ident),*) => { $(sampling.$name = self.$name.unwrap_or(sampling.$name);)* };
+        }
+        replace!(
+            temperature,
+            top_p,
+            min_p,
+            repetition_penalty,
+            presence_penalty,
+            frequency_penalty
+        );
+        sampling.top_k = self.top_k.or(sampling.top_k);
+        sampling.seed = self.seed.or(sampling.seed);
+        if !self.logit_bias.is_empty() {
+            sampling.logit_bias = self.logit_bias.iter().map(|(&id, &bias)| (id, bias)).collect();
+        }
+        request = request
+            .sampling(sampling)
+            .min_tokens(self.min_tokens)
+            .stop(self.stop.clone())
+            .stop_ids(self.stop_ids.clone())
+            .ignore_eos(self.ignore_eos)
+            .end_repetition(self.end_repetition)
+            .priority(self.priority);
+        macro_rules! set {
+            ($($name:ident),*) => {
+                $(if let Some(value) = self.$name.clone() {
+                    request = request.$name(value);
+                })*
+            };
+        }
+        set!(adapter, cache_salt, logprobs, max_tokens, prompt_logprobs, tenant);
+        if let Some(time) = self.timeout {
+            request = request.timeout(seconds("timeout", time)?);
+        }
+        if let Some(time) = self.queue_timeout {
+            request = request.queue_timeout(seconds("queue_timeout", time)?);
+        }
+        if let Some(name) = &self.session {
+            request = request.session(SessionId::new(name.as_str()));
+        }
+        Ok(if self.append { request.append() } else { request })
+    }
+
+    /// The grammar of the answer, or of its text.
+    fn grammar(&self) -> Result<Option<Grammar>, Failure> {
+        let schema = |schema: &Value| {
+            let options = SchemaOptions {
+                strict: false,
+                refuse_unsupported: false,
+                additional_properties: false,
+            };
+            Grammar::JsonSchema(options.apply(schema.clone()))
+        };
+        let given = [
+            self.json_schema.as_ref().map(|value| ("json_schema", schema(value))),
+            self.json_object.then_some(("json_object", Grammar::JsonObject)),
+            self.regex.clone().map(|text| ("regex", Grammar::Regex(text))),
+            self.choice.clone().map(|texts| ("choice", Grammar::Choice(texts))),
+            self.lark.clone().map(|text| ("lark", Grammar::Lark(text))),
+            self.gbnf.clone().map(|text| ("gbnf", Grammar::Gbnf(text))),
+        ];
+        let mut given: Vec<(&str, Grammar)> = given.into_iter().flatten().collect();
+        if let [(first, _), (second, _), ..] = &given[..] {
+            let got = format!("`{first}` and `{second}`");
+            return Err(Failure::invalid("options", "one form of the answer", got));
+        }
+        Ok(given.pop().map(|(_, grammar)| grammar))
+    }
+
+    /// Refuses what has an effect on conversations only.
+    fn refuse_chat_options(&self) -> Result<(), Failure> {
+        let given = [
+            ("tools", !self.tools.is_empty()),
+            ("tool_choice", self.tool_choice.is_some()),
+            ("template_variables", !self.template_variables.is_empty()),
+        ];
+        match given.into_iter().find(|(_, is_given)| *is_given) {
+            Some((name, _)) => Err(Failure::invalid(name, "a conversation", "another prompt")),
+            None => Ok(()),
+        }
+    }
+
+    /// The request to answer a conversation. Reasoning and calls of tools are told from the text by
+    /// the marks that the model's template uses. A template that has no tools gets their
+    /// description in the messages, as the server does it.
+    async fn answer(
+        self,
+        engine: &Engine,
+        messages: Vec<ChatMessage>,
+        images: Vec<Vec<u8>>,
+        mut grammar: Option<Grammar>,
+    ) -> Result<(Request, AnswerFormat), Failure> {
+        let is_required = self.tool_choice == Some(ToolChoice::Required);
+        if is_required && (self.tools.is_empty() || grammar.is_some()) {
+            let got = if grammar.is_some() { "another form of the answer" } else { "no tools" };
+            return Err(Failure::invalid("tool_choice", "only tools with `required`", got));
+        }
+        let functions = self.functions()?;
+        let mut chat = ChatOptions {
+            tools: self.tools.clone(),
+            variables: self.template_variables.clone(),
+            ..ChatOptions::default()
+        };
+        let template = engine.chat_template()?;
+        let source = template.source(&chat).map_err(stolon::Error::from)?;
+        let mut format =
+            AnswerFormat { reasoning: ReasoningFormat::of_template(source), ..Default::default() };
+        if !functions.is_empty() {
+            let tool_use = template.tool_use(&chat, None).map_err(stolon::Error::from)?;
+            chat.describe_tools = tool_use.is_described;
+            format.tool_calls = Some(tool_use.format);
+            format.functions = functions.clone().into();
+            let otherwise = match grammar.take() {
+                _ if is_required => Some(Otherwise::Nothing),
+                grammar => grammar.map(|grammar| Otherwise::Grammar(Box::new(grammar))),
+            };
+            format.guaranteed = otherwise.is_some();
+            grammar = otherwise.map(|otherwise| {
+                let best_effort = functions.iter().map(|tool| tool.name.clone()).collect();
+                let (format, single) = (tool_use.format, false);
+                let calls = ToolCallGrammar { format, functions, best_effort, single, otherwise };
+                Grammar::ToolCalls(calls)
+            });
+        }
+        let request =
+            Request::chat(messages).chat_options(chat).show_special_tokens(format.special_tokens());
+        let mut request = with_images(self.set(engine, request)?, images);
+        if let Some(reasoning) = format.reasoning {
+            request = engine.tokenized(request).await?;
+            if let Prompt::Tokens(ids) = request.prompt() {
+                let end = engine.detokenize(&ids[ids.len().saturating_sub(PROMPT_END)..], false)?;
+                format.reasoning_is_open = reasoning.is_open_in(&end, "");
+            }
+            let is_open = format.reasoning_is_open;
+            grammar = grammar.map(|grammar| Grammar::AfterReasoning {
+                reasoning,
+                is_open,
+                then: Box::new(grammar),
+            });
+        }
+        if let Some(grammar) = grammar {
+            request = request.grammar(grammar);
+        }
+        Ok((request.answer_format(format.clone()), format))
+    }
+
+    /// The names and schemas of the tools.
+    fn functions(&self) -> Result<Vec<FunctionSchema>, Failure> {
+        let function = |(index, tool): (usize, &Value)| {
+            let Tool { function } = Tool::deserialize(tool)
+                .map_err(|error| Failure::Invalid(format!("tools[{index}]: {error}")))?;
+            Ok(FunctionSchema { name: function.name, parameters: function.parameters })
+        };
+        self.tools.iter().enumerate().map(function).collect()
+    }
+}
+
+/// Adds images, each the content of a file.
+fn with_images(request: Request, images: Vec<Vec<u8>>) -> Request {
+    images.into_iter().fold(request, Request::image)
+}
