@@ -3,7 +3,7 @@
 //! while others are canceled and prefixes are removed.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -139,7 +139,7 @@ fn tokens(seed: u32, len: u32) -> Vec<u32> {
 
 /// The directory of a fixture of `stolon-checkpoint`.
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/models/checkpoint/tests/fixtures").join(name)
+    stolon_fixtures::path(name)
 }
 
 /// The directory of an adapter for a model; `None` if the fixtures have none.

@@ -82,8 +82,9 @@ pub struct DraftContext<'a> {
 /// Guesses the next tokens of one sequence.
 ///
 /// It is asked before each step that could propose tokens of its sequence. Several tokens may have
-/// followed since the last time. It is asked between two steps, so it must take microseconds: work that is proportional to a whole prompt has to be spread over several
-/// calls. Its memory must be bounded. Heads of a model and draft models, whose work is a part of the
+/// followed since the last time. It is asked between two steps, so it must take microseconds: work
+/// that is proportional to a whole prompt has to be spread over several calls. Its memory must be
+/// bounded. Heads of a model and draft models, whose work is a part of the
 /// step before, only hand over here what that step has returned.
 pub trait DraftSource: Send + fmt::Debug {
     /// The tokens that may follow `context.tokens`, most likely right, at most `limit`.

@@ -252,9 +252,10 @@ mod tests {
         assert_eq!(pooling_of(&newer), Ok(Pooling::Last));
         assert_eq!(pooling_of(&json!({"pooling_mode": ["mean"]})), Ok(Pooling::Mean));
         assert_eq!(pooling_of(&json!({})), Ok(Pooling::Mean), "the default");
+        assert_eq!(pooling_of(&json!({"pooling_mode_cls_token": true})), Ok(Pooling::First));
         for (value, parts) in [
-            (json!({"pooling_mode_cls_token": true}), ["pooling_mode", "cls"]),
-            (json!({"pooling_mode": ["cls", "mean"]}), ["lasttoken or mean", "cls, mean"]),
+            (json!({"pooling_mode": "median"}), ["pooling_mode", "median"]),
+            (json!({"pooling_mode": ["cls", "mean"]}), ["one of cls", "cls, mean"]),
             (json!({"pooling_mode": 3}), ["pooling_mode", "3"]),
             (json!({"pooling_mode": "mean", "include_prompt": false}), ["include_prompt", "true"]),
             (json!({"word_embedding_dimension": 9}), ["word_embedding_dimension", "8"]),

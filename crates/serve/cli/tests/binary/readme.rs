@@ -37,8 +37,12 @@ async fn requests_of_the_documents_are_answered() {
     write_adapter(dir.path(), 1);
     let adapter = format!("sql={}", dir.path().display());
     let server = Server::start("demo", &["--lora-modules", &adapter]);
+    // The page about encoders sends its requests to two servers of its own.
+    let model = |name: &str| stolon_fixtures::path("encoders").join(name).display().to_string();
+    let encoders = ["bert", "bert_reranker"].map(|name| Server::start(&model(name), &[]));
     let (mut sent, mut named) = (0, 0);
-    for (_, text) in documents() {
+    for (page, text) in documents() {
+        let is_of_encoders = page.ends_with("encoders.md");
         for example in text.split("curl ").skip(1) {
             let Some((_, rest)) = example.split_once("-d '") else { continue };
             let (body, _) = rest.split_once('\'').expect("the end of the body");
@@ -48,6 +52,11 @@ async fn requests_of_the_documents_are_answered() {
             }
             let (_, path) = example.split_once(":8080").expect("the server's address");
             let path = path.split_whitespace().next().expect("a path");
+            let server = match (is_of_encoders, path) {
+                (false, _) => &server,
+                (true, "/v1/embeddings") => &encoders[0],
+                (true, _) => &encoders[1],
+            };
             server.ok(path, body).await;
             sent += 1;
         }
