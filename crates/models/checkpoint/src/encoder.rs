@@ -6,7 +6,7 @@
 //! `config.json`, and `weights.rs` lists the tensors.
 //!
 //! An encoder has no output matrix and no KV cache. What becomes of its hidden states is described
-//! by [`EmbeddingConfig`](crate::EmbeddingConfig) and [`HeadConfig`](crate::HeadConfig).
+//! by [`EmbeddingConfig`](crate::EmbeddingConfig) and [`HeadConfig`].
 
 mod families;
 mod head;

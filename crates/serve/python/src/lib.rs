@@ -3,11 +3,11 @@
 //! The package's own code in `python/stolon` has the names, types and documentation that programs
 //! see; it hands requests over as JSON and wraps what it gets back. This crate runs them:
 //!
-//! - [`process`] owns the tokio runtime. It waits for futures without the interpreter's lock (GIL)
+//! - `process` owns the tokio runtime. It waits for futures without the interpreter's lock (GIL)
 //!   and looks for signals meanwhile, and refuses calls in a forked process;
-//! - [`options`] and [`request`] read settings and requests, [`answer`] makes the results;
-//! - [`engine`], [`stream`], [`cache`] and [`sessions`] are the classes of a running engine;
-//! - [`prefix_cache`] is the prefix tree with its block pool alone, for other engines.
+//! - `options` and `request` read settings and requests, `answer` makes the results;
+//! - `engine`, `stream`, `cache` and `sessions` are the classes of a running engine;
+//! - `prefix_cache` is the prefix tree with its block pool alone, for other engines.
 
 #![forbid(unsafe_code)]
 
