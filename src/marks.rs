@@ -16,7 +16,7 @@ use stolon_kvcache::Namespace;
 use stolon_scheduler::PrefixMark;
 
 use crate::request::Prompt;
-use crate::text::ChatOptions;
+use crate::text::ended_chat;
 use crate::{ChatMessage, Engine, MessageContent, Request};
 
 /// The end of a part of the prompt that is expected to be used again.
@@ -122,12 +122,8 @@ fn up_to(conversation: &Request, mark: &CacheMark) -> Request {
             last.content = Some(MessageContent::Text(String::new()));
         }
     }
-    let options = ChatOptions {
-        add_generation_prompt: false,
-        continue_final_message: false,
-        ..ChatOptions::clone(&conversation.chat)
-    };
-    let (prompt, chat) = (Arc::new(Prompt::Chat(messages)), Arc::new(options));
+    let chat = Arc::new(ended_chat(&conversation.chat));
+    let prompt = Arc::new(Prompt::Chat(messages));
     Request { prompt, chat, marks: Arc::default(), ..conversation.clone() }
 }
 

@@ -426,6 +426,16 @@ fn chat_options(
     Ok(ChatOptions { tools, ..options.clone() })
 }
 
+/// The options with which a conversation ends after its last message, without the beginning of an
+/// answer.
+pub(crate) fn ended_chat(options: &ChatOptions) -> ChatOptions {
+    ChatOptions {
+        add_generation_prompt: false,
+        continue_final_message: false,
+        ..ChatOptions::clone(options)
+    }
+}
+
 /// The values of `options` that may become text.
 pub(crate) fn chat_values(options: &ChatOptions) -> impl Iterator<Item = &serde_json::Value> {
     options.tools.iter().chain(options.variables.values())

@@ -17,6 +17,11 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ChatOptions;
 
+/// Nothing can be said about conversations.
+pub(crate) fn ended_chat(options: &ChatOptions) -> ChatOptions {
+    options.clone()
+}
+
 /// There are no values.
 pub(crate) fn chat_values(_: &ChatOptions) -> impl Iterator<Item = &serde_json::Value> {
     std::iter::empty()
@@ -68,14 +73,14 @@ impl Recording {
 
 /// The form of the tokens of a text encoder.
 #[derive(Clone, Copy, Debug)]
+#[expect(dead_code, reason = "no text is tokenized")]
 pub(crate) struct TypedTokens {
     pub(crate) vocab_size: usize,
     pub(crate) types: usize,
 }
 
 impl Text {
-    pub(crate) fn with_types(self, typed: TypedTokens) -> Text {
-        let TypedTokens { vocab_size: _, types: _ } = typed;
+    pub(crate) fn with_types(self, _typed: TypedTokens) -> Text {
         self
     }
 
