@@ -20,7 +20,7 @@ const BLOCK_SIZE: usize = 16;
 /// Tokens of the main agent's system prompt with its tools, and of each kind of sub-agent.
 const MAIN_PROMPT: usize = 28_000;
 const SUB_PROMPT: usize = 6_000;
-/// Number of sub-agents that work at the same time, each of a kind of its own.
+/// Number of sub-agents that work at the same time. Each has another kind.
 const SUBS: usize = 3;
 /// Context length at which an agent summarizes its conversation and starts again with the summary.
 const MAX_CONTEXT: usize = 48_000;
@@ -77,8 +77,8 @@ struct Agent {
     used: Duration,
     /// Turns until a main agent delegates, or until a sub-agent is done.
     turns_left: usize,
-    /// The lengths of what it reads and writes depend on this alone, so that they are the same
-    /// whatever is evicted.
+    /// The source of the lengths of all texts that it reads and writes. It is its own, so that the
+    /// lengths do not depend on evictions.
     rng: SeededRng,
 }
 

@@ -14,8 +14,7 @@ const RERANKERS: [&str; 4] =
 const CLASSIFIERS: [&str; 2] = ["mpnet_classifier", "distilbert_classifier"];
 
 fn directory(name: &str) -> PathBuf {
-    let fixtures = "crates/models/checkpoint/tests/fixtures/encoders";
-    [env!("CARGO_MANIFEST_DIR"), fixtures, name].iter().collect()
+    stolon_fixtures::path("encoders").join(name)
 }
 
 fn builder(name: &str) -> EngineBuilder {

@@ -1,8 +1,8 @@
 //! Marks: prefixes that a client expects to use again, and which marks give way to others.
 //!
 //! A mark protects the cached prefix of a prompt from eviction, as a pin does, but only as long as
-//! anything else can be evicted. So it takes no block from a running request, and it needs nobody's
-//! permission: what exceeds the budget is simply not protected. Clients share the budget fairly,
+//! anything else can be evicted. So it takes no block from a running request and is never refused: the
+//! part of it that exceeds the budget is not protected. Clients share the budget fairly,
 //! because a mark gives way only to marks of a client that would still have fewer blocks.
 
 use std::sync::Arc;

@@ -5,11 +5,12 @@
 use stolon_checkpoint::error::KvStoreError;
 use stolon_checkpoint::kv::{KvLayer, KvShape, KvType};
 use stolon_kernels::{
-    self as kernels, AttentionArgs, AttentionSequence, KvLayout, KvRows, Path, RelativeBias,
-    SlotMapping,
+    self as kernels, AttentionArgs, AttentionSequence, KvLayout, Operands, Path, Product,
+    RelativeBias, RowSums, Sink, SlotMapping,
 };
 use stolon_kvcache::BlockId;
 
+use crate::decoder::linear::Linear;
 use crate::kv_store::KvStore;
 use crate::workers::Workers;
 
@@ -99,9 +100,43 @@ impl FullKv {
         }));
     }
 
-    /// The destinations of the keys and the values of all rows.
-    pub(crate) fn rows_mut(&mut self, path: Path) -> [KvRows<'_>; 2] {
-        self.store.rows_mut(0, path, &self.slots)
+    /// Computes the queries of all rows into `q`, `[rows, heads, head_dim]`, and their keys and
+    /// values into this store, in one call. `rotation` returns the cosines and sines of a row, by
+    /// which its queries and keys are rotated; `None` if they are not.
+    pub(crate) fn project<'a>(
+        &mut self,
+        qkv: &[Linear; 3],
+        rows: &Operands,
+        q: &mut [f32],
+        rotation: impl Fn(usize) -> Option<(&'a [f32], &'a [f32])> + Sync,
+        workers: &Workers,
+    ) {
+        let FullShape { head_dim, path, .. } = self.shape;
+        let matrices = [0, 1, 2].map(|part| &qkv[part].matrix);
+        let rotation = &rotation;
+        let epilogues = [0, 1, 2].map(|part| {
+            move |sums: RowSums<'_>| {
+                qkv[part].add_bias(path, sums.feature, sums.first);
+                if part < 2
+                    && let Some(rotation) = rotation(sums.row)
+                {
+                    kernels::norm_and_rope(path, sums.first, head_dim, None, rotation);
+                }
+            }
+        });
+        let [keys, values] = self.store.rows_mut(0, path, &self.slots);
+        let sinks = [Sink::Rows(q), Sink::Cache(keys), Sink::Cache(values)];
+        let parts = matrices.chunks(1).zip(&epilogues).zip(sinks);
+        let mut products: Vec<Product<'_>> = parts
+            .map(|((matrices, epilogue), sink)| Product {
+                group: 0,
+                matrices,
+                step: head_dim,
+                epilogue: Some(epilogue),
+                sink,
+            })
+            .collect();
+        kernels::multiply(path, workers.for_products(&matrices, rows.rows()), rows, &mut products);
     }
 
     /// Computes attention in both directions. `q` and `out` are `[rows, heads, head_dim]`.

@@ -6,8 +6,8 @@ use super::{DraftContext, DraftSource};
 /// Number of tokens that are read from the tree at once.
 const READ: usize = 64;
 
-/// A look-up in the tree compares all tokens of a sequence. After one without a result, the next
-/// is made after one token for each so many of them.
+/// A look-up in the tree compares all tokens of a sequence. After a look-up without a result, the
+/// next one waits for one token, and for another one per this number of tokens of the sequence.
 const LOOKED_UP: usize = 1_024;
 
 /// All sources, in the order of preference.

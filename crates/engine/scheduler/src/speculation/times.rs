@@ -11,8 +11,9 @@ const NEW: f64 = 0.1;
 /// Weight of the earlier steps with proposals when another one is added: about fifty count.
 const KEPT: f64 = 0.98;
 
-/// What is expected before anything is known: so many tokens make a step longer by this part of it,
-/// each. A single step that other programs have delayed does not change it much.
+/// The assumption before any measurement: a number of proposed tokens, and the part of a step by
+/// which each of them makes it longer. A single step that other programs have delayed does not
+/// change the result much.
 const EXPECTED: (f64, f64) = (2.0, 0.05);
 
 /// Number of steps without proposals from which their time counts as known.
@@ -96,18 +97,19 @@ impl StepTimes {
         (sequences.max(1).ilog2() as usize).min(CLASSES - 1)
     }
 
-    /// Learns from a step of so many sequences, with `proposed` tokens for all of them together.
+    /// Learns from the duration of a step with this number of sequences. `proposed` is the number of
+    /// proposed tokens of all of them together.
     pub(crate) fn note(&mut self, sequences: usize, proposed: usize, time: Duration) {
         let times = &mut self.0[StepTimes::class(sequences)];
         let seconds = time.as_secs_f64();
         if proposed == 0 {
-            // A step that was delayed by other programs has a limited weight.
-            let seconds =
-                if times.plain_steps == 0 { seconds } else { seconds.min(2.0 * times.plain) };
-            let weight = if times.plain_steps < PLAIN_MIN { 0.5 } else { NEW };
-            times.plain += weight * (seconds - times.plain);
             if times.plain_steps == 0 {
                 times.plain = seconds;
+            } else {
+                // A step that was delayed by other programs has a limited weight.
+                let seconds = seconds.min(2.0 * times.plain);
+                let weight = if times.plain_steps < PLAIN_MIN { 0.5 } else { NEW };
+                times.plain += weight * (seconds - times.plain);
             }
             times.plain_steps = times.plain_steps.saturating_add(1);
             times.since_plain = 0;
@@ -121,7 +123,7 @@ impl StepTimes {
         }
     }
 
-    /// What proposals are worth in a step of so many sequences; `None` if nothing should be
+    /// The worth of proposals in a step with this number of sequences; `None` if nothing should be
     /// proposed, because the time of a step without proposals is to be measured.
     pub(crate) fn worth(&self, sequences: usize) -> Option<Worth> {
         let times = &self.0[StepTimes::class(sequences)];

@@ -63,7 +63,8 @@ impl Layer {
         let readers = [0, 1, 2].map(|part| &self.qkv[part].matrix);
         let norm = self.attention_norm.as_ref().filter(|_| is_before);
         pack(x, norm, normed, &readers, (path, workers));
-        self.heads(config, (normed, positions), rotations, (&mut *q, &mut *kv), (path, workers));
+        let rotation = |row: usize| Some(rotations?.at(Rotation::Position(positions[row])));
+        kv.project(&self.qkv, normed, q, rotation, workers);
         kv.attend(q, attended, mask, path, workers);
         mixed.reset(rows, &[&self.output.matrix]);
         mixed.pack(workers.for_pass(rows, width), attended);
@@ -90,41 +91,6 @@ impl Layer {
         if !is_before {
             self.mlp_norm.replace(x, attended, path, workers);
         }
-    }
-
-    /// Computes queries, keys and values in one call.
-    fn heads(
-        &self,
-        config: &EncoderConfig,
-        (rows, positions): (&Operands, &[u32]),
-        rotations: Option<&RopeTable>,
-        (q, kv): (&mut [f32], &mut FullKv),
-        (path, workers): (Path, &Workers),
-    ) {
-        let matrices = [0, 1, 2].map(|part| &self.qkv[part].matrix);
-        let head_dim = config.head_dim;
-        let epilogues = [0, 1, 2].map(|part| {
-            move |sums: RowSums<'_>| {
-                self.qkv[part].add_bias(path, sums.feature, sums.first);
-                if let Some(rotations) = rotations.filter(|_| part < 2) {
-                    let rotation = rotations.at(Rotation::Position(positions[sums.row]));
-                    kernels::norm_and_rope(path, sums.first, head_dim, None, rotation);
-                }
-            }
-        });
-        let [keys, values] = kv.rows_mut(path);
-        let sinks = [Sink::Rows(q), Sink::Cache(keys), Sink::Cache(values)];
-        let parts = matrices.chunks(1).zip(&epilogues).zip(sinks);
-        let mut products: Vec<Product<'_>> = parts
-            .map(|((matrices, epilogue), sink)| Product {
-                group: 0,
-                matrices,
-                step: head_dim,
-                epilogue: Some(epilogue),
-                sink,
-            })
-            .collect();
-        kernels::multiply(path, workers.for_products(&matrices, rows.rows()), rows, &mut products);
     }
 
     /// The epilogue of the projections to the inner features: adds the biases and applies the

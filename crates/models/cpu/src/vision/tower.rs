@@ -2,7 +2,7 @@
 
 use stolon_checkpoint::config::{LayerNormWeights, TowerConfig, VisionLayerWeights, VisionWeights};
 use stolon_checkpoint::error::ModelError;
-use stolon_kernels::{self as kernels, LayerNorm, Matrix, Operands, Path, Product, RowSums, Sink};
+use stolon_kernels::{self as kernels, LayerNorm, Matrix, Operands, Path, RowSums, Sink};
 
 use super::patches::Patches;
 use super::positions::{Positions, Rotations};
@@ -133,7 +133,7 @@ impl Tower {
         let Activations { x, normed, q, kv, rotations, attended, mixed, inner } = activations;
         let rows = x.len() / self.config.hidden_size;
         attention_norm.pack(x, normed, &[0, 1, 2].map(|part| &qkv[part].matrix), path, workers);
-        self.heads(qkv, (normed, rotations), (&mut *q, &mut *kv), path, workers);
+        kv.project(qkv, normed, q, |row| Some(rotations.at(row)), workers);
         kv.attend(q, attended, &FullMask::default(), path, workers);
         mixed.reset(rows, &[&output.matrix]);
         mixed.pack(workers.for_pass(rows, self.config.hidden_size), attended);
@@ -147,43 +147,6 @@ impl Tower {
         };
         multiply(up, normed, &gelu, Sink::Operands(inner.only()), (path, workers));
         project(down, inner, Sink::Add(x), path, workers);
-    }
-
-    /// Computes queries, keys and values in one call.
-    fn heads(
-        &self,
-        linears: &[Linear; 3],
-        (rows, rotations): (&Operands, &Rotations),
-        (q, kv): (&mut [f32], &mut FullKv),
-        path: Path,
-        workers: &Workers,
-    ) {
-        let matrices = [0, 1, 2].map(|part| &linears[part].matrix);
-        let head_dim = self.config.head_dim();
-        let epilogues = [0, 1, 2].map(|part| {
-            move |sums: RowSums<'_>| {
-                linears[part].add_bias(path, sums.feature, sums.first);
-                if part < 2 {
-                    let rotation = rotations.at(sums.row);
-                    kernels::norm_and_rope(path, sums.first, head_dim, None, rotation);
-                }
-            }
-        });
-        let [keys, values] = kv.rows_mut(path);
-        let sinks = [Sink::Rows(q), Sink::Cache(keys), Sink::Cache(values)];
-        let mut products: Vec<Product<'_>> = matrices
-            .chunks(1)
-            .zip(&epilogues)
-            .zip(sinks)
-            .map(|((matrices, epilogue), sink)| Product {
-                group: 0,
-                matrices,
-                step: head_dim,
-                epilogue: Some(epilogue),
-                sink,
-            })
-            .collect();
-        kernels::multiply(path, workers.for_products(&matrices, rows.rows()), rows, &mut products);
     }
 
     /// Normalizes the residual stream after the last layer, in place.

@@ -7,13 +7,27 @@ use super::embeddings::EmbeddingsUsage;
 use super::fields::{self, UnknownFields};
 use super::options::Truncation;
 
+/// The members that the requests for scores and labels share.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+pub struct ScoringOptions {
+    /// The model's id, or one of the names given with `--served-model-name`, which replace it.
+    /// Default: the served model.
+    pub model: Option<String>,
+    /// Maximum number of tokens of a text, or of a pair of texts, or -1 for as many as the model
+    /// reads. Default: one that is too long is refused; of documents to rank, -1.
+    #[serde(default, deserialize_with = "fields::truncation")]
+    #[schemars(schema_with = "super::schemas::truncation")]
+    pub truncate_prompt_tokens: Option<Truncation>,
+    /// Requests with a larger priority are admitted first or, on a server with `--admission
+    /// priority`, those with a smaller one, as in vLLM. Any 32-bit integer. Default 0.
+    #[serde(default, deserialize_with = "fields::signed_32")]
+    pub priority: Option<i32>,
+}
+
 /// The body of a request to rank documents, as in Jina's and Cohere's APIs.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct RerankRequest {
-    /// The model's id, or one of the names given with `--served-model-name`, which replace it.
-    /// Default: the served model.
-    pub model: Option<String>,
     /// The query.
     pub query: String,
     /// The documents: 1 to 2,048, and 1,048,576 tokens in all, each with the query. They are cut to
@@ -25,15 +39,9 @@ pub struct RerankRequest {
     pub top_n: Option<usize>,
     /// Whether the results have the documents. Default: true.
     pub return_documents: Option<bool>,
-    /// Maximum number of tokens of the query with a document, or -1 for as many as the model reads,
-    /// which is the default.
-    #[serde(default, deserialize_with = "fields::truncation")]
-    #[schemars(schema_with = "super::schemas::truncation")]
-    pub truncate_prompt_tokens: Option<Truncation>,
-    /// Requests with a larger priority are admitted first or, on a server with `--admission
-    /// priority`, those with a smaller one, as in vLLM. Any 32-bit integer. Default 0.
-    #[serde(default, deserialize_with = "fields::signed_32")]
-    pub priority: Option<i32>,
+    /// How the texts are read.
+    #[serde(flatten)]
+    pub options: ScoringOptions,
     /// Every other member; must be empty.
     #[serde(flatten)]
     pub unknown: UnknownFields,
@@ -119,21 +127,13 @@ impl Texts {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct ScoreRequest {
-    /// The model's id, or one of the names given with `--served-model-name`, which replace it.
-    /// Default: the served model.
-    pub model: Option<String>,
     /// The first text of each pair: one for all, or as many as there are second texts.
     pub text_1: Texts,
     /// The second text of each pair: 1 to 2,048, and 1,048,576 tokens in all pairs.
     pub text_2: Texts,
-    /// Maximum number of tokens of a pair, or -1 for as many as the model reads. Default: a pair that
-    /// is too long is refused.
-    #[serde(default, deserialize_with = "fields::truncation")]
-    #[schemars(schema_with = "super::schemas::truncation")]
-    pub truncate_prompt_tokens: Option<Truncation>,
-    /// As in a request to rank documents.
-    #[serde(default, deserialize_with = "fields::signed_32")]
-    pub priority: Option<i32>,
+    /// How the texts are read.
+    #[serde(flatten)]
+    pub options: ScoringOptions,
     /// Every other member; must be empty.
     #[serde(flatten)]
     pub unknown: UnknownFields,
@@ -143,19 +143,11 @@ pub struct ScoreRequest {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct ClassifyRequest {
-    /// The model's id, or one of the names given with `--served-model-name`, which replace it.
-    /// Default: the served model.
-    pub model: Option<String>,
     /// The texts: 1 to 2,048, and 1,048,576 tokens in all.
     pub input: Texts,
-    /// Maximum number of tokens of a text, or -1 for as many as the model reads. Default: a text that
-    /// is too long is refused.
-    #[serde(default, deserialize_with = "fields::truncation")]
-    #[schemars(schema_with = "super::schemas::truncation")]
-    pub truncate_prompt_tokens: Option<Truncation>,
-    /// As in a request to rank documents.
-    #[serde(default, deserialize_with = "fields::signed_32")]
-    pub priority: Option<i32>,
+    /// How the texts are read.
+    #[serde(flatten)]
+    pub options: ScoringOptions,
     /// Every other member; must be empty.
     #[serde(flatten)]
     pub unknown: UnknownFields,

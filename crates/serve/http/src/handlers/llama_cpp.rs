@@ -18,7 +18,7 @@ use crate::api::reply::Usage;
 use crate::api::tokenize::TokenizeRequest;
 use crate::handlers::app::App;
 use crate::handlers::context::{Incoming, RequestContext};
-use crate::handlers::options::{ApiOptions, Call};
+use crate::handlers::options::{ApiOptions, Call, is_chosen};
 use crate::handlers::tokenize::{self, chat_tokens};
 use crate::wire::error::ApiError;
 use crate::wire::reply::{Dialect, Piece};
@@ -26,16 +26,13 @@ use crate::wire::reply::{Dialect, Piece};
 /// llama.cpp's name of a text without one.
 const UNNAMED: &str = "tmp";
 
-/// The seed that stands for a fresh one: -1.
-const FRESH_SEED: u64 = u64::MAX;
-
 /// `POST /infill`.
 pub(crate) async fn infill(
     Incoming { body: request, context }: Incoming<InfillRequest>,
 ) -> Result<Response, ApiError> {
     let mut options = request.options;
     options.repetition_penalty = options.repetition_penalty.or(request.repeat_penalty);
-    options.seed = options.seed.filter(|&seed| seed != FRESH_SEED);
+    options.seed = options.seed.filter(is_chosen);
     let prefix = [request.input_prefix, request.prompt].into_iter().flatten().collect();
     let files = request.input_extra.unwrap_or_default().into_iter().map(|extra| InfillFile {
         name: extra.filename.unwrap_or_else(|| UNNAMED.to_owned()),

@@ -26,7 +26,7 @@ use crate::handlers::chat::tools;
 use crate::handlers::context::{Incoming, RequestContext};
 use crate::handlers::dialogue::{Dialogue, SWITCHES, ToolChoice};
 use crate::handlers::messages::converted;
-use crate::handlers::options::{ApiOptions, Call};
+use crate::handlers::options::{ApiOptions, Call, is_chosen};
 use crate::wire::advice::Ignored;
 use crate::wire::body::{note_unknown, refuse_unknown};
 use crate::wire::error::ApiError;
@@ -37,9 +37,6 @@ pub(crate) use models::{ps, pull, show, tags, unavailable, version};
 
 /// The tag of names without one.
 const LATEST: &str = ":latest";
-
-/// The seed that stands for a fresh one: -1.
-const FRESH_SEED: u64 = u64::MAX;
 
 /// `POST /api/chat`.
 pub(crate) async fn chat(
@@ -136,7 +133,7 @@ impl Asked {
             repetition_penalty: given.repeat_penalty,
             presence_penalty: given.presence_penalty,
             frequency_penalty: given.frequency_penalty,
-            seed: given.seed.filter(|&seed| seed != FRESH_SEED),
+            seed: given.seed.filter(is_chosen),
             stop: given.stop,
             ..GenerationOptions::default()
         };

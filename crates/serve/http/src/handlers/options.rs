@@ -490,3 +490,9 @@ fn sampling(options: &mut GenerationOptions, base: SamplingParams) -> SamplingPa
         ..base
     }
 }
+
+/// Whether the client has chosen this seed: -1 requests a fresh one in the APIs of Ollama and
+/// llama.cpp.
+pub(crate) fn is_chosen(seed: &u64) -> bool {
+    *seed != u64::MAX
+}

@@ -10,7 +10,7 @@ use crate::api::embeddings::{EmbeddingsUsage, MAX_INPUTS};
 use crate::api::options::Truncation;
 use crate::api::scores::{
     Classified, ClassifyRequest, Document, DocumentText, PairScore, RerankRequest, RerankResult,
-    Reranked, ScoreList, ScoreRequest, Texts,
+    Reranked, ScoreList, ScoreRequest, ScoringOptions, Texts,
 };
 use crate::handlers::app::App;
 use crate::handlers::context::{Incoming, RequestContext};
@@ -33,14 +33,10 @@ pub(crate) async fn rerank(
     let query = request.query;
     check_bytes("documents", documents.iter().map(|document| query.len() + document.len()))?;
     let pairs = documents.iter().map(|document| Request::pair(query.clone(), document.clone()));
-    let asked = Asked {
-        model: request.model,
-        param: "documents",
-        is_list: true,
-        // A document that is too long would make the whole request fail.
-        most: request.truncate_prompt_tokens.or(Some(Truncation::Context)),
-        priority: request.priority,
-    };
+    let mut options = request.options;
+    // A document that is too long would make the whole request fail.
+    options.truncate_prompt_tokens.get_or_insert(Truncation::Context);
+    let asked = Asked { param: "documents", is_list: true, options };
     let (model, scores) = scores(context, asked, pairs.collect()).await?;
     let usage = usage(&scores);
     let mut order: Vec<(usize, f32)> =
@@ -77,13 +73,7 @@ pub(crate) async fn score(
     check_bytes("text_2", sizes)?;
     let pairs = second.into_iter().enumerate();
     let pairs = pairs.map(|(index, second)| Request::pair(first(index).clone(), second));
-    let asked = Asked {
-        model: request.model,
-        param: "text_2",
-        is_list,
-        most: request.truncate_prompt_tokens,
-        priority: request.priority,
-    };
+    let asked = Asked { param: "text_2", is_list, options: request.options };
     let (model, scores) = scores(context, asked, pairs.collect()).await?;
     let score = |(index, scores): (usize, &Scores)| PairScore {
         index,
@@ -101,13 +91,7 @@ pub(crate) async fn classify(
     let labels = check_labels(&context.app, false)?.labels.clone();
     let is_list = matches!(request.input, Texts::Several(_));
     let texts = request.input.into_list().into_iter().map(Request::text).collect();
-    let asked = Asked {
-        model: request.model,
-        param: "input",
-        is_list,
-        most: request.truncate_prompt_tokens,
-        priority: request.priority,
-    };
+    let asked = Asked { param: "input", is_list, options: request.options };
     let (model, scores) = scores(context, asked, texts).await?;
     let label = |(index, scores): (usize, &Scores)| {
         let best = scores.values.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
@@ -120,12 +104,10 @@ pub(crate) async fn classify(
 
 /// What the requests of all routes have.
 struct Asked {
-    model: Option<String>,
     /// The parameter with the texts.
     param: &'static str,
     is_list: bool,
-    most: Option<Truncation>,
-    priority: Option<i32>,
+    options: ScoringOptions,
 }
 
 /// The labels of the model. `is_ranking` says whether one label is needed.
@@ -154,17 +136,17 @@ fn check_bytes(
 /// The name of the model and the scores of all texts.
 async fn scores(
     context: RequestContext,
-    Asked { model, param, is_list, most, priority }: Asked,
+    Asked { param, is_list, options }: Asked,
     texts: Vec<Request>,
 ) -> Result<(String, Vec<Scores>), ApiError> {
     let RequestContext { app, caller, ignored, held, .. } = context;
-    let (model, _) = app.chosen(model, &ignored)?;
+    let (model, _) = app.chosen(options.model, &ignored)?;
     let inputs = Inputs::new(&app, &caller, param, is_list);
     inputs.check_count(texts.len(), MAX_INPUTS)?;
     let signed = texts.into_iter().map(|text| Some(caller.sign(text)));
-    let tokens = inputs.tokenise(signed, truncation(&app, most)).await?;
+    let tokens = inputs.tokenise(signed, truncation(&app, options.truncate_prompt_tokens)).await?;
     drop(held);
-    let priority = app.priority.of(priority);
+    let priority = app.priority.of(options.priority);
     let prompts = tokens.into_iter();
     let prompts = prompts.map(|tokens| caller.sign(Request::tokens(tokens).priority(priority)));
     let score = |app: Arc<App>, prompt| async move { app.engine.score(prompt).await };

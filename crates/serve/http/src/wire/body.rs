@@ -24,7 +24,7 @@ use crate::api::ollama::{
 };
 use crate::api::options::{ChoiceOptions, GenerationOptions};
 use crate::api::responses::{InputMessage, ResponsesRequest, TypedItem};
-use crate::api::scores::{ClassifyRequest, RerankRequest, ScoreRequest};
+use crate::api::scores::{ClassifyRequest, RerankRequest, ScoreRequest, ScoringOptions};
 use crate::api::sessions::{
     ForkSession, OpenSession, RewindSession, SglangCloseSession, SglangOpenSession,
 };
@@ -132,9 +132,9 @@ request_body!(OllamaEmbed, Ollama);
 request_body!(OllamaEmbeddings, Ollama);
 request_body!(OllamaModel, Ollama);
 request_body!(EmbeddingsRequest, Embeddings);
-request_body!(RerankRequest, Embeddings);
-request_body!(ScoreRequest, Embeddings);
-request_body!(ClassifyRequest, Embeddings);
+request_body!(RerankRequest, Embeddings, ScoringOptions);
+request_body!(ScoreRequest, Embeddings, ScoringOptions);
+request_body!(ClassifyRequest, Embeddings, ScoringOptions);
 request_body!(QueryRequest, None, SkillOptions);
 request_body!(CaptionRequest, None, SkillOptions);
 request_body!(RegionsRequest, None);

@@ -3,19 +3,14 @@
 
 use serde_json::{Value, json};
 
-use crate::support::Server;
-
-fn directory(name: &str) -> String {
-    let fixtures = "../../models/checkpoint/tests/fixtures/encoders";
-    format!("{}/{fixtures}/{name}", env!("CARGO_MANIFEST_DIR"))
-}
+use crate::support::{Server, encoder};
 
 fn start(name: &str) -> Server {
-    Server::start(&directory(name))
+    Server::start(&encoder(name))
 }
 
 fn expected(name: &str) -> Value {
-    let file = format!("{}/expected.json", directory(name));
+    let file = format!("{}/expected.json", encoder(name));
     serde_json::from_str(&std::fs::read_to_string(file).expect("a fixture")).expect("JSON")
 }
 

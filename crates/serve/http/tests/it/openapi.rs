@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::json_schema::violation;
-use crate::support::{EMBEDDING, Server, TINY};
+use crate::support::{EMBEDDING, Server, TINY, encoder};
 
 /// Checks that a reply has the form that the description gives for its status.
 fn check_reply(description: &Value, method: &str, path: &str, status: u16, reply: &Value) {
@@ -172,11 +172,8 @@ async fn replies_are_as_described() {
 /// Goal: scores, ranked documents and labels have the form that is described.
 #[tokio::test]
 async fn scores_are_as_described() {
-    let fixtures = "../../models/checkpoint/tests/fixtures/encoders";
-    let start =
-        |name: &str| Server::start(&format!("{}/{fixtures}/{name}", env!("CARGO_MANIFEST_DIR")));
-    let reranker = start("bert_reranker");
-    let classifier = start("mpnet_classifier");
+    let reranker = Server::start(&encoder("bert_reranker"));
+    let classifier = Server::start(&encoder("mpnet_classifier"));
     let (_, description) = reranker.get("/openapi.json").await;
     let documents = json!(["the stem", {"text": "the ground"}]);
     for (server, path, body) in [

@@ -23,6 +23,12 @@ pub(crate) use client::{
     EMBEDDING, GUARD, SCRIPTED, TINY, begin, connect, head, prompt, status, texts,
 };
 
+/// The directory of a text encoder, a reranker or a classifier.
+pub(crate) fn encoder(name: &str) -> String {
+    let fixtures = "../../models/checkpoint/tests/fixtures/encoders";
+    format!("{}/{fixtures}/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
 /// Limits that no test reaches.
 pub(crate) const LIMITS: ConnectionLimits = ConnectionLimits {
     count: 1024,
