@@ -3,6 +3,7 @@
 use serde::Serialize;
 use stolon_backend::TokenLogprob;
 use stolon_scheduler::Finish;
+use stolon_text::Answer;
 
 /// A whole generation, collected from its stream.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -10,6 +11,10 @@ use stolon_scheduler::Finish;
 pub struct Completion {
     /// The generated text, up to the stop string, if one ended it.
     pub text: String,
+    /// The text taken apart as [`Request::answer_format`](crate::Request::answer_format) says: its
+    /// reasoning, its text and its calls. Without a format, all of it is text.
+    #[serde(skip)]
+    pub answer: Answer,
     /// The generated tokens, including an end-of-sequence token.
     pub token_ids: Vec<u32>,
     /// One entry per generated token if requested, empty otherwise.

@@ -237,7 +237,7 @@ impl Engine {
                 text.require_tokenizer()?;
             }
             let stop_strings = StopStrings::new(&*request.stop, false)?;
-            let parser = request.answer_format.filter(|_| !request.stop.is_empty());
+            let parser = request.answer_format.clone().filter(|_| !request.stop.is_empty());
             let parser = parser.map(|format| {
                 AnswerParser::with_stops(format.as_ref().clone(), stop_strings.clone())
             });
@@ -291,6 +291,7 @@ impl Engine {
             let mut answer = AnswerState {
                 text: detokenizer.map(|detokenizer| (detokenizer, stop_strings)),
                 parser,
+                format: request.answer_format,
                 recording: None,
                 missed: None,
                 marking,

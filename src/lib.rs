@@ -106,7 +106,7 @@
 //! |---|---|---|
 //! | `text` | yes | prompts and answers as text: tokenizers and chat templates |
 //! | `grammar` | yes | answers that follow a JSON schema or a grammar ([`Request::grammar`]) |
-//! | `schema` | no | answers and tools with Rust types (`Engine::ask`, `Tool`); implies `grammar` |
+//! | `schema` | no | answers and tools with Rust types (`Engine::ask`, `Tool::new`); implies `grammar` |
 //! | `images` | no | prompts with images ([`Request::image`]) |
 //! | `hub` | yes | downloading models from the Hugging Face hub |
 //! | `tiers` | no | cached prefixes outside of the KV pool: a disk tier, export and import |
@@ -126,6 +126,7 @@
 //! * [`EngineBuilder`]: all settings with their defaults;
 //! * [`Request`] and [`SamplingParams`]: what to generate, and how tokens are sampled;
 //! * [`Completion`]: a whole answer, from [`TokenStream::collect_text`] or [`Engine::best_of`];
+//! * `Engine::run_tools` and `Engine::with_rules`: answers of a model that may call functions;
 //! * [`Engine::embed`]: the embedding of a text;
 //! * [`Engine::score`] and [`Engine::rerank`]: labels of texts, and documents in order for a query;
 //! * [`Engine::load_adapter`]: LoRA adapters, which each request may choose;
@@ -197,6 +198,8 @@ mod tiers;
 #[cfg(not(feature = "tiers"))]
 #[path = "tiers/absent.rs"]
 mod tiers;
+#[cfg(feature = "text")]
+mod tools;
 #[cfg(feature = "schema")]
 mod typed;
 
@@ -238,8 +241,8 @@ pub use model_info::ModelInfo;
 pub use request::{Prompt, PromptPart, Request};
 pub use skills::{BoundingBox, CaptionLength, Grounding, Point, Reasoning, Skill, SpatialRef};
 pub use stream::TokenStream;
-#[cfg(feature = "schema")]
-pub use typed::Tool;
+#[cfg(feature = "text")]
+pub use tools::{AnswerRules, FormatChoice, Tool, ToolChoice, ToolOutput, ToolRun, ToolSpec};
 
 pub use futures::{Stream, StreamExt};
 #[cfg(feature = "schema")]

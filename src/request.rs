@@ -196,10 +196,21 @@ impl Request {
         Request::new(Prompt::Infill(infill))
     }
 
-    /// The chat template's variable `tools`: a JSON array of function schemas. Only chat prompts
-    /// use it.
+    /// The functions that the model may call: a JSON array of definitions in OpenAI's form. They are
+    /// the chat template's variable `tools`; if the template does not support functions, they are
+    /// described in the messages. Only chat prompts use them.
+    ///
+    /// The answer is text all the same. `Engine::with_rules` also tells the calls from the text and
+    /// keeps them to their schemas.
     pub fn tools(mut self, tools: serde_json::Value) -> Request {
         self.tools = Some(Arc::new(tools));
+        self
+    }
+
+    /// Replaces the messages of a conversation.
+    #[cfg(feature = "text")]
+    pub(crate) fn with_messages(mut self, messages: Vec<ChatMessage>) -> Request {
+        self.prompt = Arc::new(Prompt::Chat(messages));
         self
     }
 
@@ -319,6 +330,11 @@ impl Request {
     pub fn answer_format(mut self, format: AnswerFormat) -> Request {
         self.answer_format = (!format.is_text()).then(|| Arc::new(format));
         self
+    }
+
+    /// The value of [`Request::answer_format`]; `None` if the whole answer is text.
+    pub fn get_answer_format(&self) -> Option<&AnswerFormat> {
+        self.answer_format.as_deref()
     }
 
     /// Special tokens, by their spelling, that are part of the answer's text. Other special tokens

@@ -12,7 +12,7 @@ use stolon_scheduler::{
     Event, Finish, FinishReason, PrefixMark, SessionContent, Timings, TokenEvent, TokenSet, Turn,
     TurnEnd, Usage,
 };
-use stolon_text::{AnswerParser, StopStrings};
+use stolon_text::{Answer, AnswerFormat, AnswerParser, AnswerPart, StopStrings};
 
 use crate::cache_miss::Missed;
 use crate::marks::Marking;
@@ -60,6 +60,8 @@ pub(crate) struct AnswerState {
     /// Finds the text of the answer, the only part that is searched for stop strings. `None` if the
     /// whole answer is text, or if there are no stop strings.
     pub(crate) parser: Option<AnswerParser>,
+    /// The parts of the answer; `None` if the whole answer is text.
+    pub(crate) format: Option<Arc<AnswerFormat>>,
     /// Records the answer for the next request of the conversation; `None` if it is not recorded.
     pub(crate) recording: Option<Recording>,
     /// Why a part of the prompt was not cached when the request was submitted.
@@ -82,6 +84,17 @@ pub(crate) struct AnswerState {
     /// is made from them, because the engine does not send one.
     pub(crate) usage: Usage,
     pub(crate) timings: Timings,
+}
+
+impl AnswerState {
+    /// Takes the whole answer apart, as it is read; `None` if all of it is text.
+    fn whole_parser(&self) -> Option<AnswerParser> {
+        let format = self.format.as_deref()?.clone();
+        Some(match StopStrings::new(&*self.stops, false) {
+            Ok(stops) if !self.stops.is_empty() => AnswerParser::with_stops(format, stops),
+            _ => AnswerParser::new(format),
+        })
+    }
 }
 
 impl TokenStream {
@@ -125,6 +138,8 @@ impl TokenStream {
     /// The error that the stream ended with; `InvalidParameter` if [`next`](TokenStream::next) has
     /// already returned its last event.
     pub async fn collect_text(mut self) -> Result<Completion, Error> {
+        let mut parser = self.answer.whole_parser();
+        let (min_tokens, mut answer) = (self.answer.min_tokens, Answer::default());
         let mut text = String::new();
         let mut token_ids = Vec::new();
         let mut logprobs = Vec::new();
@@ -135,10 +150,29 @@ impl TokenStream {
                 Event::Token(token) => {
                     text.push_str(&token.text);
                     token_ids.extend(token.id);
+                    let parts = parser.as_mut().map(|parser| match token_ids.len() < min_tokens {
+                        true => parser.push_before_stops(&token.text),
+                        false => parser.push(&token.text),
+                    });
+                    parts.into_iter().flatten().for_each(|part| answer.add(part));
                     logprobs.extend(token.logprob);
                 }
                 Event::Finished(finish) => {
-                    return Ok(Completion { text, token_ids, logprobs, prompt_logprobs, finish });
+                    match parser.as_mut() {
+                        Some(parser) if finish.reason.is_cut() => parser.cut_off(),
+                        Some(parser) => parser.finish(),
+                        None => vec![AnswerPart::Text(text.clone())],
+                    }
+                    .into_iter()
+                    .for_each(|part| answer.add(part));
+                    return Ok(Completion {
+                        text,
+                        answer,
+                        token_ids,
+                        logprobs,
+                        prompt_logprobs,
+                        finish,
+                    });
                 }
                 _ => {}
             }

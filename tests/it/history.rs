@@ -378,8 +378,7 @@ async fn templates_of_well_known_families_continue_as_sampled() {
                         "description": "Looks.", "parameters": parameters}})],
             ..ChatOptions::default()
         };
-        let tool_use = template.tool_use(&options, None).expect("a template");
-        let options = ChatOptions { describe_tools: tool_use.is_described, ..options };
+        let tool_use = template.tool_use(&options).expect("a template");
         let reasoning = ReasoningFormat::of_template(family.template);
         let format = AnswerFormat {
             reasoning,

@@ -61,5 +61,7 @@ mod states;
 #[cfg(feature = "tiers")]
 mod stored_pins;
 mod templates;
+#[cfg(all(feature = "demo-model", feature = "schema"))]
+mod tools;
 #[cfg(feature = "schema")]
 mod typed;

@@ -39,7 +39,7 @@ impl Outline {
     pub(crate) fn with_chat(self, messages: &[ChatMessage], options: &ChatOptions) -> Outline {
         let variables = Value::Object(options.variables.clone());
         let others = [variables, Value::Array(options.documents.clone())];
-        let rules = (&options.template, options.describe_tools, options.special_tokens_in_messages);
+        let rules = (&options.template, options.tool_calls, options.special_tokens_in_messages);
         Outline {
             tools: digest(Value::Array(options.tools.clone()).to_string().as_bytes()),
             options: digest(format!("{others:?}{rules:?}").as_bytes()),

@@ -103,9 +103,10 @@ impl RenderedChat {
 pub struct ToolUse {
     /// The format of its calls.
     pub format: ToolCallFormat,
-    /// Whether the tools have to be described in the messages, as [`ChatOptions::describe_tools`]
-    /// says: the chat template does not support tools, or has an unknown format. In that case the
-    /// model was not trained on `format`, and only a grammar makes it follow that format.
+    /// Whether the tools, and earlier calls with their results, are described in the messages
+    /// instead of being handed to the chat template: it does not support tools, or has an unknown
+    /// format. In that case the model was not trained on `format`, and only a grammar makes it
+    /// follow that format.
     pub is_described: bool,
 }
 
@@ -119,11 +120,9 @@ pub struct ChatOptions {
     pub continue_final_message: bool,
     /// JSON schemas of the functions that the model may call. May be empty.
     pub tools: Vec<Value>,
-    /// Whether tools, and earlier calls with their results, are described in the messages instead
-    /// of being handed to the template: for templates that do not support tools. False by default.
-    /// See [`ChatTemplate::tool_use`]. Calls and results that the template does not show become
-    /// text in either case.
-    pub describe_tools: bool,
+    /// The format in which the model calls tools. `None` selects the one that the template is
+    /// recognized by. If there is none, the tools are described in the messages: see [`ToolUse`].
+    pub tool_calls: Option<ToolCallFormat>,
     /// Documents for templates that support retrieval. May be empty.
     pub documents: Vec<Value>,
     /// Name of the template. `None` selects `tool_use` if there are tools and the model has this
@@ -144,7 +143,7 @@ impl Default for ChatOptions {
             add_generation_prompt: true,
             continue_final_message: false,
             tools: Vec::new(),
-            describe_tools: false,
+            tool_calls: None,
             documents: Vec::new(),
             template: None,
             variables: Map::new(),
@@ -218,23 +217,12 @@ impl ChatTemplate {
         Ok(reads::reads_variable(self.source(options)?, name))
     }
 
-    /// How a model with this template calls tools. `chosen` replaces the format that the template
-    /// is recognized by.
+    /// How a model with this template calls tools in a conversation with these options.
     ///
     /// # Errors
     /// [`ChatTemplateError::UnknownName`].
-    pub fn tool_use(
-        &self,
-        options: &ChatOptions,
-        chosen: Option<ToolCallFormat>,
-    ) -> Result<ToolUse, ChatTemplateError> {
-        let source = self.source(options)?;
-        let known = chosen.or_else(|| ToolCallFormat::of_template(source));
-        let format = known.filter(|_| source.contains("tools"));
-        Ok(ToolUse {
-            format: format.unwrap_or(ToolCallFormat::Hermes),
-            is_described: format.is_none(),
-        })
+    pub fn tool_use(&self, options: &ChatOptions) -> Result<ToolUse, ChatTemplateError> {
+        Ok(self.templates.entries[self.choose(options)?].tool_use(options.tool_calls))
     }
 
     /// Renders a conversation. The text contains the special tokens, so it must be encoded without

@@ -1,7 +1,9 @@
 //! The messages of a conversation, in the format of OpenAI's chat API.
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
+
+use crate::{Answer, ToolCall};
 
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,5 +50,33 @@ impl ChatMessage {
     /// Creates a message with the role `assistant`: an earlier answer of the model.
     pub fn assistant(text: impl Into<String>) -> Self {
         Self::new("assistant", text)
+    }
+
+    /// Creates the message of an earlier answer with its reasoning and its calls, which get these
+    /// ids.
+    #[must_use]
+    pub fn answer<S: AsRef<str>>(answer: &Answer, ids: &[S]) -> Self {
+        let mut message = Self::assistant(answer.text.as_str());
+        if !answer.reasoning.is_empty() {
+            message.extra.insert("reasoning_content".to_owned(), json!(answer.reasoning));
+        }
+        let call = |(call, id): (&ToolCall, &S)| {
+            let function = json!({"name": call.name, "arguments": call.arguments});
+            json!({"id": id.as_ref(), "type": "function", "function": function})
+        };
+        let calls: Vec<Value> = answer.calls.iter().zip(ids).map(call).collect();
+        if !calls.is_empty() {
+            message.content = message.content.filter(|_| !answer.text.is_empty());
+            message.extra.insert("tool_calls".to_owned(), calls.into());
+        }
+        message
+    }
+
+    /// Creates a message with the role `tool`: the result of the call with this id.
+    pub fn result(id: &str, function: &str, text: impl Into<String>) -> Self {
+        let mut message = Self::new("tool", text);
+        message.extra.insert("tool_call_id".to_owned(), json!(id));
+        message.extra.insert("name".to_owned(), json!(function));
+        message
     }
 }

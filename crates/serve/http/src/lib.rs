@@ -76,13 +76,13 @@ pub use guard::keys::{
     ApiKey, ApiKeys, KeyFileError, KeyLimits, Secret, check as check_key, read as read_keys,
 };
 pub use handlers::app::RouterOptions;
-pub use handlers::dialogue::FormatChoice;
 pub use handlers::metrics::{CounterSource, CounterValue, EngineMetrics};
 pub use handlers::parsing::{
     parse_chat, parse_completion, parse_embeddings, parse_infill, parse_messages,
     parse_ollama_chat, parse_responses,
 };
 pub use handlers::priority::PriorityOrder;
+pub use stolon::FormatChoice;
 pub use wire::advice::UnknownParameters;
 #[cfg(feature = "tls")]
 pub use wire::certificates;

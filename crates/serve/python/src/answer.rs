@@ -3,7 +3,7 @@
 
 use pyo3::IntoPyObject;
 use stolon::{
-    Answer, AnswerFormat, AnswerParser, AnswerPart, Finish, FinishReason, StopStrings, TokenEvent,
+    Answer, AnswerParser, AnswerPart, Finish, FinishReason, Request, StopStrings, TokenEvent,
     TokenLogprob,
 };
 
@@ -80,6 +80,59 @@ pub(crate) struct Completion {
     prompt_logprobs: Vec<Option<Logprob>>,
 }
 
+impl From<stolon::Completion> for Completion {
+    fn from(completion: stolon::Completion) -> Completion {
+        let stolon::Completion { answer, token_ids, logprobs, prompt_logprobs, finish, .. } =
+            completion;
+        Completion::new(answer, token_ids, finish, (logprobs, prompt_logprobs))
+    }
+}
+
+impl Completion {
+    /// `logprobs` are those of the answer and of the prompt.
+    fn new(
+        answer: Answer,
+        token_ids: Vec<u32>,
+        finish: Finish,
+        (logprobs, prompt_logprobs): (Vec<TokenLogprob>, Vec<Option<TokenLogprob>>),
+    ) -> Completion {
+        let (finish_reason, stop) = match finish.reason {
+            FinishReason::Length => ("length", None),
+            FinishReason::Repetition => ("repetition", None),
+            FinishReason::StopString(text) => ("stop", Some(Stop::Text(text))),
+            FinishReason::StopToken(id) => ("stop", Some(Stop::Id(id))),
+            _ => ("stop", None),
+        };
+        let calls = answer.calls.into_iter();
+        Completion {
+            text: answer.text,
+            reasoning: answer.reasoning,
+            tool_calls: calls
+                .map(|call| Call { name: call.name, arguments: call.arguments })
+                .collect(),
+            token_ids,
+            finish_reason,
+            stop,
+            usage: Usage {
+                prompt_tokens: finish.usage.prompt_tokens,
+                cached_tokens: finish.usage.cached_tokens,
+                image_tokens: finish.usage.image_tokens,
+                completion_tokens: finish.usage.completion_tokens,
+            },
+            timings: Timings {
+                queue: finish.timings.queue.as_secs_f64(),
+                first_token: finish.timings.ttft.as_secs_f64(),
+                total: finish.timings.total.as_secs_f64(),
+            },
+            logprobs: logprobs.into_iter().map(Logprob::from).collect(),
+            prompt_logprobs: prompt_logprobs
+                .into_iter()
+                .map(|entry| entry.map(Logprob::from))
+                .collect(),
+        }
+    }
+}
+
 /// Puts an answer together from the events of its stream.
 #[derive(Debug)]
 pub(crate) struct Assembler {
@@ -93,10 +146,11 @@ pub(crate) struct Assembler {
 }
 
 impl Assembler {
-    /// For an answer of this format, which a stop string in its text ends.
-    pub(crate) fn new(format: AnswerFormat, stop: &[String]) -> Result<Assembler, Failure> {
-        let stops = StopStrings::new(stop, false).map_err(stolon::Error::from)?;
-        let parser = (!format.is_text()).then(|| AnswerParser::with_stops(format, stops));
+    /// For an answer to this request.
+    pub(crate) fn new(request: &Request) -> Result<Assembler, Failure> {
+        let stops = StopStrings::new(request.get_stop(), false).map_err(stolon::Error::from)?;
+        let format = request.get_answer_format().cloned();
+        let parser = format.map(|format| AnswerParser::with_stops(format, stops));
         Ok(Assembler {
             parser,
             answer: Answer::default(),
@@ -133,41 +187,12 @@ impl Assembler {
         let (text, reasoning) = self.add(parts);
         let is_empty = text.is_empty() && reasoning.is_empty();
         let last = (!is_empty).then_some(Token { text, reasoning, id: None, logprob: None });
-        let (finish_reason, stop) = match finish.reason {
-            FinishReason::Length => ("length", None),
-            FinishReason::Repetition => ("repetition", None),
-            FinishReason::StopString(text) => ("stop", Some(Stop::Text(text))),
-            FinishReason::StopToken(id) => ("stop", Some(Stop::Id(id))),
-            _ => ("stop", None),
-        };
-        let calls = self.answer.calls.into_iter();
-        let completion = Completion {
-            text: self.answer.text,
-            reasoning: self.answer.reasoning,
-            tool_calls: calls
-                .map(|call| Call { name: call.name, arguments: call.arguments })
-                .collect(),
-            token_ids: self.token_ids,
-            finish_reason,
-            stop,
-            usage: Usage {
-                prompt_tokens: finish.usage.prompt_tokens,
-                cached_tokens: finish.usage.cached_tokens,
-                image_tokens: finish.usage.image_tokens,
-                completion_tokens: finish.usage.completion_tokens,
-            },
-            timings: Timings {
-                queue: finish.timings.queue.as_secs_f64(),
-                first_token: finish.timings.ttft.as_secs_f64(),
-                total: finish.timings.total.as_secs_f64(),
-            },
-            logprobs: self.logprobs.into_iter().map(Logprob::from).collect(),
-            prompt_logprobs: self
-                .prompt_logprobs
-                .into_iter()
-                .map(|entry| entry.map(Logprob::from))
-                .collect(),
-        };
+        let completion = Completion::new(
+            self.answer,
+            self.token_ids,
+            finish,
+            (self.logprobs, self.prompt_logprobs),
+        );
         (last, completion)
     }
 

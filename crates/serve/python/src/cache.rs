@@ -24,7 +24,7 @@ impl Cache {
 
 /// The request with its prompt as token ids.
 async fn tokenized(engine: &stolon::Engine, spec: Spec) -> Result<Request, Failure> {
-    let (request, _) = spec.prepare(engine, Vec::new()).await?;
+    let request = spec.prepare(engine, Vec::new()).await?;
     Ok(engine.tokenized(request).await?)
 }
 
@@ -55,7 +55,7 @@ impl Cache {
     fn explain(&self, py: Python<'_>, request: &str) -> PyResult<Option<String>> {
         let (engine, spec) = (self.engine.get(py)?, read::<Spec>(request)?);
         let miss = wait(py, async {
-            let (request, _) = spec.prepare(engine, Vec::new()).await?;
+            let request = spec.prepare(engine, Vec::new()).await?;
             Ok::<_, Failure>(engine.cache().explain(&request).await?)
         })?;
         miss.map(|miss| json(py, &miss)).transpose()

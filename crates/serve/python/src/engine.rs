@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::{StreamExt, TryStreamExt, stream};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use stolon::{Embedding, Event};
+use stolon::Embedding;
 
 use crate::answer::{Assembler, Completion};
 use crate::cache::Cache;
@@ -96,8 +96,8 @@ impl Engine {
         let spec: Spec = read(request)?;
         let images = images.iter().map(|image| image.to_vec()).collect();
         let submitted = async move {
-            let (request, format) = spec.prepare(&engine, images).await?;
-            let assembler = Assembler::new(format, request.get_stop())?;
+            let request = spec.prepare(&engine, images).await?;
+            let assembler = Assembler::new(&request)?;
             Ok((engine.generate(request).await?, assembler))
         };
         Stream::start(py, submitted)
@@ -113,7 +113,7 @@ impl Engine {
         let engine = self.engine.get(py)?;
         let specs: Vec<Spec> = read(requests)?;
         let embeddings = specs.into_iter().map(|spec| async move {
-            let (request, _) = spec.prepare(engine, Vec::new()).await?;
+            let request = spec.prepare(engine, Vec::new()).await?;
             let embedding =
                 patiently(|| async { Ok(engine.embed(request.clone(), dimensions).await?) })
                     .await?;
@@ -139,7 +139,7 @@ impl Engine {
         let engine = self.engine.get(py)?;
         let spec: Spec = read(request)?;
         wait(py, async {
-            let (request, _) = spec.prepare(engine, Vec::new()).await?;
+            let request = spec.prepare(engine, Vec::new()).await?;
             Ok::<_, Failure>(engine.prompt_tokens(&request).await?)
         })
     }
@@ -185,18 +185,8 @@ async fn complete(
     spec: Spec,
     images: Vec<Vec<u8>>,
 ) -> Result<Completion, Failure> {
-    let (request, format) = spec.prepare(engine, images).await?;
-    let mut assembler = Assembler::new(format, request.get_stop())?;
-    let mut events = engine.generate(request).await?;
-    while let Some(event) = events.next().await {
-        match event? {
-            Event::PromptLogprobs(entries) => assembler.set_prompt_logprobs(entries),
-            Event::Token(token) => drop(assembler.token(token)),
-            Event::Finished(finish) => return Ok(assembler.finish(finish).1),
-            _ => {}
-        }
-    }
-    Err(stolon::EngineError::Stopped.into())
+    let request = spec.prepare(engine, images).await?;
+    Ok(engine.complete(request).await?.into())
 }
 
 /// Does a part of the work of a batch, and again as long as the engine is too busy.

@@ -5,15 +5,12 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use stolon::{
-    AnswerFormat, ChatMessage, ChatOptions, Engine, FunctionSchema, Grammar, Otherwise, Prompt,
-    ReasoningFormat, Request, SamplingParams, SchemaOptions, SessionId, ToolCallGrammar,
+    AnswerRules, ChatMessage, ChatOptions, Engine, Grammar, Request, SamplingParams, SchemaOptions,
+    SessionId, ToolChoice, ToolSpec,
 };
 
 use crate::error::Failure;
 use crate::options::seconds;
-
-/// Number of tokens at the end of a prompt that can contain the tag that begins the reasoning.
-const PROMPT_END: usize = 16;
 
 /// A request, as `stolon.RequestOptions` describes it, with its prompt.
 #[derive(Clone, Debug, Deserialize)]
@@ -68,7 +65,7 @@ struct Options {
     template_variables: Map<String, Value>,
     tenant: Option<String>,
     timeout: Option<f64>,
-    tool_choice: Option<ToolChoice>,
+    tool_choice: Option<Choice>,
     tools: Vec<Value>,
     top_k: Option<usize>,
     top_p: Option<f32>,
@@ -87,7 +84,7 @@ enum Sampling {
 /// Whether the model calls a tool.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
-enum ToolChoice {
+enum Choice {
     Auto,
     Required,
 }
@@ -101,8 +98,12 @@ struct Tool {
 #[derive(Deserialize)]
 struct Function {
     name: String,
+    #[serde(default)]
+    description: Option<String>,
     #[serde(default = "any_object")]
     parameters: Value,
+    #[serde(default)]
+    strict: Option<bool>,
 }
 
 fn any_object() -> Value {
@@ -110,8 +111,7 @@ fn any_object() -> Value {
 }
 
 impl Spec {
-    /// The request to the engine, and the format of its answer. `images` are the contents
-    /// of files.
+    /// The request to the engine. `images` are the contents of files.
     ///
     /// # Errors
     /// [`Failure::Invalid`] for options that contradict each other, and the errors of rendering a
@@ -120,7 +120,7 @@ impl Spec {
         self,
         engine: &Engine,
         images: Vec<Vec<u8>>,
-    ) -> Result<(Request, AnswerFormat), Failure> {
+    ) -> Result<Request, Failure> {
         let Spec { prompt, options } = self;
         let grammar = options.grammar()?;
         let request = match prompt {
@@ -135,7 +135,7 @@ impl Spec {
         if let Some(grammar) = grammar {
             request = request.grammar(grammar);
         }
-        Ok((request, AnswerFormat::default()))
+        Ok(request)
     }
 }
 
@@ -238,68 +238,35 @@ impl Options {
         engine: &Engine,
         messages: Vec<ChatMessage>,
         images: Vec<Vec<u8>>,
-        mut grammar: Option<Grammar>,
-    ) -> Result<(Request, AnswerFormat), Failure> {
-        let is_required = self.tool_choice == Some(ToolChoice::Required);
+        grammar: Option<Grammar>,
+    ) -> Result<Request, Failure> {
+        let is_required = self.tool_choice == Some(Choice::Required);
         if is_required && (self.tools.is_empty() || grammar.is_some()) {
             let got = if grammar.is_some() { "another form of the answer" } else { "no tools" };
             return Err(Failure::invalid("tool_choice", "only tools with `required`", got));
         }
-        let functions = self.functions()?;
-        let mut chat = ChatOptions {
+        let rules = AnswerRules {
+            tools: self.functions()?,
+            tool_choice: if is_required { ToolChoice::Required } else { ToolChoice::Auto },
+            content: grammar,
+            ..AnswerRules::default()
+        };
+        let chat = ChatOptions {
             tools: self.tools.clone(),
             variables: self.template_variables.clone(),
             ..ChatOptions::default()
         };
-        let template = engine.chat_template()?;
-        let source = template.source(&chat).map_err(stolon::Error::from)?;
-        let mut format =
-            AnswerFormat { reasoning: ReasoningFormat::of_template(source), ..Default::default() };
-        if !functions.is_empty() {
-            let tool_use = template.tool_use(&chat, None).map_err(stolon::Error::from)?;
-            chat.describe_tools = tool_use.is_described;
-            format.tool_calls = Some(tool_use.format);
-            format.functions = functions.clone().into();
-            let otherwise = match grammar.take() {
-                _ if is_required => Some(Otherwise::Nothing),
-                grammar => grammar.map(|grammar| Otherwise::Grammar(Box::new(grammar))),
-            };
-            format.guaranteed = otherwise.is_some();
-            grammar = otherwise.map(|otherwise| {
-                let best_effort = functions.iter().map(|tool| tool.name.clone()).collect();
-                let (format, single) = (tool_use.format, false);
-                let calls = ToolCallGrammar { format, functions, best_effort, single, otherwise };
-                Grammar::ToolCalls(calls)
-            });
-        }
-        let request =
-            Request::chat(messages).chat_options(chat).show_special_tokens(format.special_tokens());
-        let mut request = with_images(self.set(engine, request)?, images);
-        if let Some(reasoning) = format.reasoning {
-            request = engine.tokenized(request).await?;
-            if let Prompt::Tokens(ids) = request.prompt() {
-                let end = engine.detokenize(&ids[ids.len().saturating_sub(PROMPT_END)..], false)?;
-                format.reasoning_is_open = reasoning.is_open_in(&end, "");
-            }
-            let is_open = format.reasoning_is_open;
-            grammar = grammar.map(|grammar| Grammar::AfterReasoning {
-                reasoning,
-                is_open,
-                then: Box::new(grammar),
-            });
-        }
-        if let Some(grammar) = grammar {
-            request = request.grammar(grammar);
-        }
-        Ok((request.answer_format(format.clone()), format))
+        let request = self.set(engine, Request::chat(messages).chat_options(chat))?;
+        Ok(engine.with_rules(with_images(request, images), rules).await?)
     }
 
-    /// The names and schemas of the tools.
-    fn functions(&self) -> Result<Vec<FunctionSchema>, Failure> {
+    /// The tools.
+    fn functions(&self) -> Result<Vec<ToolSpec>, Failure> {
         let function = |(index, tool): (usize, &Value)| {
-            let Tool { function } = Tool::deserialize(tool)
-                .map_err(|error| Failure::Invalid(format!("tools[{index}]: {error}")))?;
-            Ok(FunctionSchema { name: function.name, parameters: function.parameters })
+            let Tool { function: Function { name, description, parameters, strict } } =
+                Tool::deserialize(tool)
+                    .map_err(|error| Failure::Invalid(format!("tools[{index}]: {error}")))?;
+            Ok(ToolSpec { name, description, parameters, strict: strict.unwrap_or(false) })
         };
         self.tools.iter().enumerate().map(function).collect()
     }

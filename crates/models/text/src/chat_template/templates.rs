@@ -11,10 +11,10 @@ use serde_json::{Map, Value};
 
 use super::capabilities::Capabilities;
 use super::limits::{self, Budget, FUEL, MAX_OUTPUT, PROBE_FUEL, QUICK_FUEL};
-use super::{ChatOptions, RenderedChat, Reserved};
+use super::{ChatOptions, RenderedChat, Reserved, ToolUse};
 use super::{clock, compile, environment, generation, history, messages, reads};
 use crate::bounded::is_told_to_stop;
-use crate::{ChatMessage, ChatTemplateError};
+use crate::{ChatMessage, ChatTemplateError, ToolCallFormat};
 
 #[derive(Debug)]
 pub(super) struct Templates {
@@ -43,6 +43,8 @@ pub(crate) enum Effort {
 pub(super) struct Entry {
     pub(super) name: String,
     pub(super) source: String,
+    /// The format of calls that the template is recognized by.
+    tool_calls: Option<ToolCallFormat>,
     /// Determined by the first rendering.
     capabilities: OnceLock<Capabilities>,
 }
@@ -67,11 +69,18 @@ impl Entry {
         // Jinja2 treats all line endings as `\n`.
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
         let source = generation::replace_generation_tags(&source);
-        Self { name, source, capabilities: OnceLock::new() }
+        let tool_calls = ToolCallFormat::of_template(&source);
+        Self { name, source, tool_calls, capabilities: OnceLock::new() }
     }
-}
 
-impl Entry {
+    /// How a model with this template calls tools. `chosen` replaces the format that the template
+    /// is recognized by.
+    pub(super) fn tool_use(&self, chosen: Option<ToolCallFormat>) -> ToolUse {
+        let known = chosen.or(self.tool_calls);
+        let format = known.filter(|_| self.source.contains("tools"));
+        ToolUse { format: format.unwrap_or(ToolCallFormat::Hermes), is_described: format.is_none() }
+    }
+
     /// Whether the results of calls are a member of the message with the calls, and messages with
     /// the role `tool` are not understood: the first templates of Gemma 4.
     fn reads_responses(&self) -> bool {
@@ -143,7 +152,8 @@ impl Templates {
         can: Capabilities,
     ) -> Result<RenderedChat, ChatTemplateError> {
         let messages = messages::to_values(messages, &can)?;
-        let described = options.describe_tools.then(|| std::mem::take(&mut options.tools));
+        let is_described = entry.tool_use(options.tool_calls).is_described;
+        let described = is_described.then(|| std::mem::take(&mut options.tools));
         let mut messages = history::settle(messages, described.as_deref(), &can);
         messages::join_parts(&mut messages, &can);
         let separator = match reserved {

@@ -188,8 +188,7 @@ fn render(
 ) -> Result<String, ChatTemplateError> {
     let messages: Vec<ChatMessage> =
         serde_json::from_value(conversation.messages.clone()).expect("messages");
-    let mut options = ChatOptions { tools: conversation.tools.clone(), ..ChatOptions::default() };
-    options.describe_tools = template.tool_use(&options, None)?.is_described;
+    let options = ChatOptions { tools: conversation.tools.clone(), ..ChatOptions::default() };
     template.render(&messages, &options)
 }
 

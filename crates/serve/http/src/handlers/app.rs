@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use axum::extract::FromRef;
 use axum::http::HeaderValue;
-use stolon::{AuditReport, Engine, ReasoningFormat, ToolCallFormat, TreeDump};
+use stolon::{
+    AuditReport, ChatOptions, Engine, FormatChoice, ReasoningFormat, ToolCallFormat, TreeDump,
+};
 use tokio::sync::Semaphore;
 
 use crate::api::options::MAX_CHOICES;
 use crate::guard::access::Access;
 use crate::handlers::cache_events::EventStreams;
 use crate::handlers::cache_files::PrefixFiles;
-use crate::handlers::dialogue::FormatChoice;
 use crate::handlers::metrics::{CounterSource, EngineMetrics};
 use crate::handlers::priority::PriorityOrder;
 use crate::handlers::responses::ResponseStore;
@@ -227,6 +228,15 @@ impl App {
     pub(crate) fn default_max_tokens(&self) -> usize {
         // The engine ends an answer where the context or the KV pool ends.
         self.configured_max_tokens.unwrap_or(self.engine.model_info().max_positions)
+    }
+
+    /// How conversations are rendered, apart from what requests say.
+    pub(crate) fn chat_options(&self) -> ChatOptions {
+        ChatOptions {
+            tool_calls: self.tool_calls.or_else(|| None),
+            special_tokens_in_messages: self.special_tokens_in_messages,
+            ..ChatOptions::default()
+        }
     }
 
     /// Refuses a call for more answers than can ever be accepted.

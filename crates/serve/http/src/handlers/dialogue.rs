@@ -6,9 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde_json::{Map, Value, json};
 use stolon::{
-    AnswerFormat, CacheMark, ChatMessage, ChatOptions, FunctionSchema, Grammar, GrammarError,
-    MessageContent, Otherwise, Prompt, ReasoningFormat, Request, SchemaOptions, ToolCallFormat,
-    ToolCallGrammar, ToolUse,
+    AnswerRules, CacheMark, ChatMessage, ChatOptions, FormatChoice, Grammar, Request,
+    ToolCallFormat, ToolChoice, ToolSpec,
 };
 
 use crate::handlers::app::App;
@@ -19,12 +18,6 @@ use crate::wire::advice::Ignored;
 use crate::wire::body::brief;
 use crate::wire::error::ApiError;
 use crate::wire::{history, request_id};
-
-/// Maximum length of a function's name, in bytes.
-const MAX_NAME: usize = 256;
-
-/// Number of tokens at the end of a prompt that can contain the tag that begins the reasoning.
-const PROMPT_END: usize = 16;
 
 /// The variable of chat templates for the effort of reasoning.
 const EFFORT: &str = "reasoning_effort";
@@ -49,42 +42,6 @@ const HOSTED: &[&str] = &[
     "tool_search",
     "web_search",
 ];
-
-/// The choice of a format of tool calls or of reasoning.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FormatChoice<T> {
-    /// The format of the model's chat template.
-    #[default]
-    Auto,
-    /// Answers are not parsed for it.
-    Off,
-    /// This format.
-    Format(T),
-}
-
-impl<T: Copy> FormatChoice<T> {
-    pub(crate) fn or_else(self, of_template: impl FnOnce() -> Option<T>) -> Option<T> {
-        match self {
-            Self::Auto => of_template(),
-            Self::Off => None,
-            Self::Format(format) => Some(format),
-        }
-    }
-}
-
-impl<T: std::str::FromStr<Err = String>> std::str::FromStr for FormatChoice<T> {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        match name {
-            "auto" => Ok(Self::Auto),
-            "none" => Ok(Self::Off),
-            name => {
-                name.parse().map(Self::Format).map_err(|error| format!("{error}, auto or none"))
-            }
-        }
-    }
-}
 
 /// A conversation to be answered.
 #[derive(Debug)]
@@ -145,7 +102,7 @@ impl Dialogue {
                 return Err(ApiError::invalid(Some(param), message));
             }
             ToolChoice::Required => {}
-            ToolChoice::Function(name) if !tools.iter().any(|tool| tool.name == *name) => {
+            ToolChoice::Function(name) if !tools.iter().any(|tool| tool.spec.name == *name) => {
                 let name = brief(&json!(name));
                 let message = format!("`{param}`: there is no function {name} in `tools`");
                 return Err(ApiError::invalid(Some(param), message));
@@ -199,192 +156,72 @@ impl Dialogue {
         Ok(())
     }
 
-    /// The grammar of the answers; `None` if they are free. `content` is the grammar of an answer
-    /// without calls, `tool_use` says how the model calls tools.
-    fn grammar(
-        &self,
-        content: Option<Grammar>,
-        tool_use: Option<ToolUse>,
-    ) -> Result<Option<Grammar>, ApiError> {
-        let is_described = tool_use.is_some_and(|tool_use| tool_use.is_described);
-        // A model that was not trained to call tools needs the grammar for correct calls.
-        let is_strict = is_described || self.tools.iter().any(|tool| tool.strict);
-        let format = tool_use.map(|tool_use| tool_use.format);
-        let (format, otherwise) = match (format, &self.tool_choice, content) {
-            (Some(format), ToolChoice::Auto, Some(content)) => {
-                (format, Otherwise::Grammar(Box::new(content)))
-            }
-            (Some(format), ToolChoice::Auto, None) if is_strict => (format, Otherwise::Text),
-            (Some(format), ToolChoice::Required | ToolChoice::Function(_), _) => {
-                (format, Otherwise::Nothing)
-            }
-            (_, _, content) => return Ok(content),
-        };
-        let is_auto = self.tool_choice == ToolChoice::Auto;
-        let (mut functions, mut best_effort) = (Vec::new(), Vec::new());
-        for tool in &self.tools {
-            if matches!(&self.tool_choice, ToolChoice::Function(name) if *name != tool.name) {
-                continue;
-            }
-            // The arguments of a function that is not strict are free.
-            let parameters = match tool.strict || !is_auto || is_described {
-                true => tool.parameters.clone(),
-                false => json!({"type": "object"}),
-            };
-            let options = SchemaOptions {
-                strict: tool.strict,
-                refuse_unsupported: tool.strict,
-                additional_properties: false,
-            };
-            let parameters = options.apply(parameters);
-            if tool.strict {
-                let checked = Grammar::JsonSchema(parameters.clone()).check();
-                checked.map_err(|error| {
-                    let error = GrammarError { function: Some(tool.name.clone()), ..error };
-                    structured::refused(&tool.parameters_path, &error)
-                })?;
-            } else {
-                best_effort.push(tool.name.clone());
-            }
-            functions.push(FunctionSchema { name: tool.name.clone(), parameters });
-        }
-        let single = self.single_call;
-        let calls = ToolCallGrammar { format, functions, best_effort, single, otherwise };
-        Ok(Some(Grammar::ToolCalls(calls)))
-    }
-
     /// The tools with free text.
     pub(crate) fn customs(&self) -> Customs {
         let customs = self.tools.iter().filter(|tool| tool.is_custom);
-        customs.map(|tool| tool.name.clone()).collect()
-    }
-
-    /// The text of the last message, if the answer continues it.
-    fn prefill(&self) -> String {
-        let last = self.messages.last().filter(|_| self.continue_final_message);
-        match last.and_then(|message| message.content.as_ref()) {
-            Some(MessageContent::Text(text)) => text.clone(),
-            Some(MessageContent::Parts(parts)) => {
-                parts.iter().filter_map(|part| part["text"].as_str()).collect()
-            }
-            None => String::new(),
-        }
+        customs.map(|tool| tool.spec.name.clone()).collect()
     }
 
     /// Paths of the schemas of the tools in the request, by name.
     pub(crate) fn schema_paths(&self) -> HashMap<String, String> {
-        let path = |tool: &Tool| (tool.name.clone(), tool.parameters_path.clone());
+        let path = |tool: &Tool| (tool.spec.name.clone(), tool.parameters_path.clone());
         self.tools.iter().map(path).collect()
     }
 
-    /// The request to the engine, and the format of its answers. `sign` sets whose request it is,
-    /// and `content` is the grammar of an answer without calls.
+    /// The request to the engine, which has the format of its answers. `sign` sets whose request it
+    /// is, and `content` is the grammar of an answer without calls.
+    ///
+    /// # Errors
+    /// [`stolon::Error::Grammar`] names the tool whose schema is refused.
     pub(crate) async fn prepare(
         mut self,
         context: &RequestContext,
         sign: impl Fn(Request) -> Request + Send,
         content: Option<Grammar>,
-    ) -> Result<(Request, AnswerFormat), ApiError> {
+    ) -> Result<Request, ApiError> {
         let RequestContext { app, ignored, .. } = context;
+        if app.tool_calls == FormatChoice::Off && !self.tools.is_empty() {
+            let message = "the operator has disabled tools with --tool-call-parser none";
+            return Err(ApiError::invalid(Some("tools"), message));
+        }
         let mut options = ChatOptions {
             add_generation_prompt: self.add_generation_prompt && !self.continue_final_message,
             continue_final_message: self.continue_final_message,
-            tools: self.tools.iter().map(Tool::as_value).collect(),
+            tools: self.tools.iter().map(|tool| tool.spec.definition()).collect(),
             variables: std::mem::take(&mut self.variables),
-            special_tokens_in_messages: app.special_tokens_in_messages,
-            ..ChatOptions::default()
+            ..app.chat_options()
         };
         self.set_effort(app, &mut options, ignored)?;
-        let templates = app.engine.chat_template()?;
-        let template = templates.source(&options).map_err(stolon::Error::from)?;
-        let tool_use = tool_use(app, &options)?;
-        options.describe_tools = tool_use.is_described;
-        let mut format = AnswerFormat {
-            reasoning: app.reasoning.or_else(|| ReasoningFormat::of_template(template)),
+        let schema_paths = self.schema_paths();
+        let rules = AnswerRules {
+            tools: self.tools.into_iter().map(|tool| tool.spec).collect(),
+            tool_choice: self.tool_choice,
             single_call: self.single_call,
-            ..AnswerFormat::default()
+            content,
+            reasoning: app.reasoning,
         };
-        let tool_use = (!self.tools.is_empty()).then_some(tool_use);
-        if let Some(tool_use) = tool_use {
-            if app.tool_calls == FormatChoice::Off {
-                let message = "the operator has disabled tools with --tool-call-parser none";
-                return Err(ApiError::invalid(Some("tools"), message));
-            }
-            format.tool_calls = Some(tool_use.format);
-            format.functions = self.tools.iter().map(Tool::schema).collect();
-        }
-        let grammar = self.grammar(content, tool_use)?;
-        format.guaranteed = matches!(grammar, Some(Grammar::ToolCalls(_)));
-        let prefill = self.prefill();
         let messages =
             history::conversation(&app.engine, self.messages, self.keeps_images, ignored);
-        let request = Request::chat(messages)
-            .chat_options(options)
-            .marks(self.marks)
-            .show_special_tokens(format.special_tokens());
         // Rendering the conversation is work of the client.
-        let mut request = sign(request);
-        if let Some(reasoning) = format.reasoning {
-            request = app.engine.tokenized(request).await?;
-            if let Prompt::Tokens(tokens) = request.prompt() {
-                // A token has at least one byte.
-                let len = PROMPT_END + prefill.len();
-                let end = &tokens[tokens.len().saturating_sub(len)..];
-                let end = app.engine.detokenize(end, false)?;
-                format.reasoning_is_open = reasoning.is_open_in(&end, &prefill);
+        let request = sign(Request::chat(messages).chat_options(options).marks(self.marks));
+        app.engine.with_rules(request, rules).await.map_err(|error| match error {
+            stolon::Error::Grammar(error) => {
+                let path = error.function.as_ref().and_then(|name| schema_paths.get(name));
+                structured::refused(path.map_or("tools", String::as_str), &error)
             }
-        }
-        if let Some(grammar) = grammar {
-            request = request.grammar(after_reasoning(grammar, &format));
-        }
-        Ok((request, format))
+            error => error.into(),
+        })
     }
-}
-
-/// The grammar of a whole answer, whose reasoning is free.
-fn after_reasoning(grammar: Grammar, format: &AnswerFormat) -> Grammar {
-    let Some(reasoning) = format.reasoning else { return grammar };
-    let (is_open, then) = (format.reasoning_is_open, Box::new(grammar));
-    Grammar::AfterReasoning { reasoning, is_open, then }
-}
-
-/// How the model calls tools in a conversation with these options.
-pub(crate) fn tool_use(app: &App, options: &ChatOptions) -> Result<ToolUse, ApiError> {
-    let chosen = app.tool_calls.or_else(|| None);
-    let tool_use = app.engine.chat_template()?.tool_use(options, chosen);
-    Ok(tool_use.map_err(stolon::Error::from)?)
 }
 
 /// A function that the model may call.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Tool {
-    pub(crate) name: String,
-    description: Option<String>,
-    /// JSON schema of its arguments.
-    parameters: Value,
-    /// Path of the schema in the request.
+    pub(crate) spec: ToolSpec,
+    /// Path of the schema of its arguments in the request.
     parameters_path: String,
-    /// Whether arguments have to follow the schema even if the model decides to call.
-    strict: bool,
     /// Whether the client gets the only argument as a text.
     is_custom: bool,
-}
-
-impl Tool {
-    fn schema(&self) -> FunctionSchema {
-        FunctionSchema { name: self.name.clone(), parameters: self.parameters.clone() }
-    }
-
-    /// OpenAI's form, which chat templates expect.
-    pub(crate) fn as_value(&self) -> Value {
-        let mut function = Map::new();
-        function.insert("name".to_owned(), json!(self.name));
-        if let Some(description) = &self.description {
-            function.insert("description".to_owned(), json!(description));
-        }
-        function.insert("parameters".to_owned(), self.parameters.clone());
-        json!({"type": "function", "function": function})
-    }
 }
 
 /// A function of a request. `path` is the path of the object with its name, and `schema` the name
@@ -396,9 +233,8 @@ pub(crate) fn function_tool(
     parameters: Option<Value>,
     strict: Option<bool>,
 ) -> Result<Tool, ApiError> {
-    let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
-    if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(is_of_name) {
-        let expected = format!("1 to {MAX_NAME} letters, digits, `_`, `-` or `.`");
+    if !ToolSpec::is_name(name) {
+        let expected = format!("1 to {} letters, digits, `_`, `-` or `.`", ToolSpec::MAX_NAME);
         return Err(ApiError::expected(path, &expected, &json!(name)));
     }
     let parameters_path = format!("{}{schema}", path.trim_end_matches("name"));
@@ -407,14 +243,13 @@ pub(crate) fn function_tool(
         Some(schema @ Value::Object(_)) => schema,
         Some(other) => return Err(ApiError::expected(&parameters_path, "an object", &other)),
     };
-    Ok(Tool {
+    let spec = ToolSpec {
         name: name.to_owned(),
         description: description.map(str::to_owned),
         parameters,
-        parameters_path,
         strict: strict.unwrap_or(false),
-        is_custom: false,
-    })
+    };
+    Ok(Tool { spec, parameters_path, is_custom: false })
 }
 
 /// A tool with free text. `path` is the path of the object with its name. The model gets a function
@@ -454,19 +289,6 @@ pub(crate) fn check_hosted(
     }
     let path = format!("{path}type");
     Err(ApiError::expected(&path, "function or a type of tool that is known", &json!(kind)))
-}
-
-/// The rule of a request for calling tools.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum ToolChoice {
-    /// The model must not call any.
-    None,
-    /// The model decides.
-    Auto,
-    /// The model has to call one or several.
-    Required,
-    /// The model has to call this function.
-    Function(String),
 }
 
 /// Reads OpenAI's `tool_choice`. An object that names a function has the member `name` in

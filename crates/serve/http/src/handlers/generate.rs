@@ -30,8 +30,8 @@ impl Call {
         call.schema_paths = dialogue.schema_paths();
         call.customs = dialogue.customs();
         let (ids, grammar) = (dialogue.call_ids(), call.grammar.take());
-        let (prompt, format) =
-            dialogue.prepare(&call.context, |request| call.sign(request), grammar).await?;
+        let prompt = dialogue.prepare(&call.context, |request| call.sign(request), grammar).await?;
+        let format = prompt.get_answer_format().cloned().unwrap_or_default();
         let prompt = match prediction {
             Some(text) => prompt.prediction(text),
             None => prompt,

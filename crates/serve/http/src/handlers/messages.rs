@@ -11,7 +11,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Value, json};
-use stolon::{CacheMark, ChatMessage, MessageContent};
+use stolon::{CacheMark, ChatMessage, MessageContent, ToolChoice};
 
 use crate::api::messages::{
     Block, BlockContent, MessagesError, MessagesErrorObject, MessagesRequest, MessagesTool,
@@ -20,9 +20,7 @@ use crate::api::messages::{
 use crate::api::neutral::Scope;
 use crate::api::options::StopStrings;
 use crate::handlers::context::{Incoming, RequestContext};
-use crate::handlers::dialogue::{
-    Dialogue, SWITCHES, Tool, ToolChoice, check_hosted, function_tool,
-};
+use crate::handlers::dialogue::{Dialogue, SWITCHES, Tool, check_hosted, function_tool};
 use crate::handlers::hints;
 use crate::handlers::options::{ApiOptions, Call};
 use crate::handlers::thinking::ThinkingBudget;
@@ -80,7 +78,7 @@ pub(crate) async fn count_tokens(
         app.check_model(model, ignored)?;
     }
     let dialogue = dialogue(&mut request, ignored)?;
-    let (request, _) = dialogue.prepare(&context, |request| caller.sign(request), None).await?;
+    let request = dialogue.prepare(&context, |request| caller.sign(request), None).await?;
     let input_tokens = app.engine.prompt_tokens(&request).await?.len();
     Ok(Json(TokenCount { input_tokens }))
 }

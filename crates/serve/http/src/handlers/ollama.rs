@@ -11,7 +11,7 @@ use axum::extract::Request as HttpRequest;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
-use stolon::{ChatMessage, Infill, MessageContent, Request};
+use stolon::{ChatMessage, Infill, MessageContent, Request, ToolChoice};
 
 use crate::api::chat::Role;
 use crate::api::images::image_part;
@@ -24,7 +24,7 @@ use crate::api::structured::ResponseFormat;
 use crate::handlers::app::App;
 use crate::handlers::chat::tools;
 use crate::handlers::context::{Incoming, RequestContext};
-use crate::handlers::dialogue::{Dialogue, SWITCHES, ToolChoice};
+use crate::handlers::dialogue::{Dialogue, SWITCHES};
 use crate::handlers::messages::converted;
 use crate::handlers::options::{ApiOptions, Call, is_chosen};
 use crate::wire::advice::Ignored;

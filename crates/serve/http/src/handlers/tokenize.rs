@@ -15,7 +15,6 @@ use crate::guard::access::Caller;
 use crate::handlers::app::App;
 use crate::handlers::chat::{messages, tools};
 use crate::handlers::context::{Incoming, RequestContext};
-use crate::handlers::dialogue::{Tool, tool_use};
 use crate::handlers::logprobs::token_piece;
 use crate::handlers::options;
 use crate::wire::advice::Ignored;
@@ -162,15 +161,12 @@ impl TokenizeRequest {
                 "`continue_final_message` is not possible with `add_generation_prompt`: true";
             return Err(ApiError::invalid(Some("continue_final_message"), message));
         }
-        let mut options = ChatOptions {
+        Ok(ChatOptions {
             add_generation_prompt: self.add_generation_prompt.unwrap_or(true) && !continues,
             continue_final_message: continues,
-            tools: tools.iter().map(Tool::as_value).collect(),
-            special_tokens_in_messages: app.special_tokens_in_messages,
+            tools: tools.iter().map(|tool| tool.spec.definition()).collect(),
             variables: self.chat_template_kwargs.take().unwrap_or_default(),
-            ..ChatOptions::default()
-        };
-        options.describe_tools = tool_use(app, &options)?.is_described;
-        Ok(options)
+            ..app.chat_options()
+        })
     }
 }

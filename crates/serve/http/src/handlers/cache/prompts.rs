@@ -7,7 +7,6 @@ use crate::guard::access::Tenant;
 use crate::handlers::app::App;
 use crate::handlers::chat::messages;
 use crate::handlers::completions::engine_request;
-use crate::handlers::dialogue::tool_use;
 use crate::handlers::skills::with_image;
 use crate::wire::advice::Ignored;
 use crate::wire::error::ApiError;
@@ -53,13 +52,11 @@ impl CachePrompt {
                 prompt.into_prompts().into_iter().map(engine_request).collect()
             }
             (None, Some(conversation), None) => {
-                let mut options = ChatOptions {
-                    special_tokens_in_messages: app.special_tokens_in_messages,
+                let options = ChatOptions {
                     add_generation_prompt: self.add_generation_prompt.unwrap_or(true),
                     variables: self.chat_template_kwargs.unwrap_or_default(),
-                    ..ChatOptions::default()
+                    ..app.chat_options()
                 };
-                options.describe_tools = tool_use(app, &options)?.is_described;
                 let conversation = messages(conversation, &ignored)?;
                 let conversation = history::conversation(&app.engine, conversation, true, &ignored);
                 vec![Request::chat(conversation).chat_options(options)]

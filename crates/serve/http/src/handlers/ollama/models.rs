@@ -8,7 +8,7 @@ use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, Uri};
 use serde_json::{Map, json};
-use stolon::{ChatOptions, ReasoningFormat};
+use stolon::{ChatOptions, FormatChoice, ReasoningFormat};
 
 use super::LATEST;
 use crate::api::ollama::{
@@ -17,7 +17,6 @@ use crate::api::ollama::{
 use crate::handlers::admin::rfc3339;
 use crate::handlers::app::App;
 use crate::handlers::context::{Incoming, RequestContext};
-use crate::handlers::dialogue::FormatChoice;
 use crate::wire::error::ApiError;
 use crate::wire::receive::linger;
 
