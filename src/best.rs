@@ -49,7 +49,7 @@ fn score(completion: &Completion) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Finish, FinishReason, Timings, TokenLogprob};
+    use crate::{Answer, Finish, FinishReason, Timings, TokenLogprob};
 
     fn candidate(name: &str, logprobs: &[f32]) -> Completion {
         let entry = |&logprob| TokenLogprob { token_id: 1, logprob, rank: 1, top: Vec::new() };
@@ -62,6 +62,7 @@ mod tests {
         let reason = FinishReason::Length;
         Completion {
             text: name.to_owned(),
+            answer: Answer::default(),
             token_ids: vec![1; logprobs.len()],
             logprobs: logprobs.iter().map(entry).collect(),
             prompt_logprobs: Vec::new(),

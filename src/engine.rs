@@ -337,12 +337,18 @@ impl Engine {
         let (namespace, tokens) = self.lookup(request)?;
         let (handle, context) = (&self.inner.handle, self.inner.handle.context());
         let cached_tokens = handle.query_resume(&namespace, &tokens).resume;
-        let work = context.uncached_work(&namespace, &tokens, cached_tokens);
+        let expected = context.expected_match(&namespace, &tokens, cached_tokens);
+        let (prompt_tokens, tokens) = (tokens.len(), Arc::new(tokens));
+        let stored = self.inner.tiers.stored(&namespace, &tokens);
+        let spared = expected.max(stored).max(cached_tokens);
+        let work = context.uncached_work(&namespace, &tokens, spared);
         let now = Instant::now();
-        let first_token = context.first_token_estimate(cached_tokens, work, &request.options, now);
+        let first_token = context.first_token_estimate(spared, work, &request.options, now);
         Ok(Estimate {
-            prompt_tokens: tokens.len(),
+            prompt_tokens,
             cached_tokens,
+            pending_tokens: expected - cached_tokens,
+            stored_tokens: stored.saturating_sub(cached_tokens),
             queued_tokens: context.queued_tokens(),
             expected_first_token: first_token.map(|(total, _)| total),
             expected_wait: first_token.map(|(_, wait)| wait),

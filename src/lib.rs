@@ -151,7 +151,7 @@ mod readme {}
 #[doc = include_str!("../docs/src/sessions-and-pins.md")]
 #[doc = include_str!("../docs/src/adapters.md")]
 mod book {}
-#[cfg(all(doctest, feature = "grammar"))]
+#[cfg(all(doctest, feature = "schema"))]
 #[doc = include_str!("../docs/src/tools.md")]
 mod book_tools {}
 #[cfg(all(doctest, feature = "images"))]

@@ -233,6 +233,16 @@ impl Request {
         &self.prompt
     }
 
+    /// The prompt's token ids; `None` if it is of another kind. [`Engine::tokenized`] makes them.
+    ///
+    /// [`Engine::tokenized`]: crate::Engine::tokenized
+    pub fn token_ids(&self) -> Option<&[u32]> {
+        match self.prompt() {
+            Prompt::Tokens(tokens) => Some(tokens),
+            _ => None,
+        }
+    }
+
     /// The value of [`Request::max_tokens`]; `None` if it was not called.
     pub fn get_max_tokens(&self) -> Option<usize> {
         self.options.max_tokens

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stolon_actors::{CacheEvents, EngineHandle};
-use stolon_kvcache::EvictionPolicy;
+use stolon_kvcache::{EvictionPolicy, Namespace};
 use stolon_scheduler::EngineError;
 use stolon_tiers::RecordShape;
 
@@ -34,6 +34,13 @@ impl EngineTiers {
     /// The key of namespaces of the directory.
     pub(crate) fn namespace_key(&self) -> Option<[u8; 32]> {
         self.0.as_ref()?.namespace_key()
+    }
+
+    /// Number of leading tokens of a prompt whose KV is on the disk or in the object store.
+    pub(crate) fn stored(&self, namespace: &Namespace, tokens: &Arc<Vec<u32>>) -> usize {
+        let Some(tiers) = &self.0 else { return 0 };
+        let TierMatch { disk, object_store, .. } = tiers.query(0, namespace, Arc::clone(tokens));
+        disk.max(object_store)
     }
 
     pub(crate) fn set_eviction_policy(&self, policy: EvictionPolicy) {

@@ -378,6 +378,29 @@ async fn a_router_tokenises_once_and_asks_for_the_cost() {
     assert!(after.expected_first_token > after.expected_wait);
 }
 
+/// Goal: an estimate counts the prefix that a request is waiting to compute, in its namespace and
+/// until the request ends, so that a router keeps a burst of equal prefixes together.
+#[tokio::test]
+async fn an_estimate_counts_what_another_request_will_compute() {
+    let (engine, _) = engine(64).await;
+    let prefix = "a long system prompt ".repeat(10);
+    let request = |end: &str| Request::text(format!("{prefix}{end}")).max_tokens(5);
+    let estimate = |request: &Request| engine.estimate(request).expect("text");
+    assert_eq!(estimate(&request("one")).pending_tokens, 0);
+    // Nothing is computed before this task waits.
+    let stream = engine.generate(request("one")).await.expect("it fits");
+    let same = estimate(&request("two"));
+    assert_eq!((same.cached_tokens, same.pending_tokens, same.prompt_tokens), (0, 208, 213));
+    assert_eq!(estimate(&request("two").cache_salt("other")).pending_tokens, 0);
+    stream.collect_text().await.expect("it ends");
+    let cached = estimate(&request("two"));
+    assert_eq!((cached.cached_tokens, cached.pending_tokens), (208, 0));
+    let unshared = request("three").skip_writing_prefix_cache(true);
+    engine.cache().evict_salt(None).await.expect("it runs");
+    let _stream = engine.generate(unshared).await.expect("it fits");
+    assert_eq!(estimate(&request("two")).pending_tokens, 0);
+}
+
 /// Goal: many callers that ask for audits all the time are answered by a few common audits, and a
 /// request completes meanwhile.
 #[tokio::test]

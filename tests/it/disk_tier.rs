@@ -45,6 +45,8 @@ async fn a_restarted_engine_is_warm_with_the_same_bits() {
         let found = warm.tiers().query(&request).expect("tokens");
         assert_eq!(found.object_store, 0, "there is no object store");
         assert_eq!((found.pool, found.disk), (0, 192));
+        let estimate = warm.estimate(&request).expect("tokens");
+        assert_eq!((estimate.cached_tokens, estimate.stored_tokens), (0, 192));
         let (expected, _) = answer(&cold, &longer).await;
         assert_eq!(answer(&warm, &longer).await, (expected, 192), "{kv_type}");
         assert_eq!(warm.stats().loaded_tokens, 192);
@@ -352,7 +354,7 @@ async fn directories_in_use_are_refused() {
     let engine = with_disk().await.expect("an engine");
     let refused = with_disk().await.expect_err("it is in use");
     assert!(matches!(refused, Error::Tier(TierError::Disk(_))), "{refused}");
-    assert!(refused.to_string().contains("another process"), "{refused}");
+    assert!(refused.to_string().contains("another engine"), "{refused}");
     let salted = Request::tokens(prompt(200, 1)).cache_salt("a").max_tokens(1);
     engine.complete(salted.clone()).await.expect("an answer");
     engine.tiers().flush().await.expect("it runs");

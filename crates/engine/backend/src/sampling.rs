@@ -39,12 +39,17 @@ pub use processor::{LogitsProcessor, SharedProcessor};
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::regions::RegionBins;
 use logprob::RawRow;
 use penalties::Penalties;
 
 /// How a request's tokens are chosen. The default is greedy, with every transform off.
-#[derive(Clone, Debug, PartialEq)]
+///
+/// In JSON, parameters may be left out. The processor is not part of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct SamplingParams {
     /// The logits are divided by it. 0 selects greedy sampling. Finite and at least 0.
     pub temperature: f32,
@@ -79,6 +84,7 @@ pub struct SamplingParams {
     /// vocabulary size; empty for the most likely ones.
     pub logprob_ids: Arc<[u32]>,
     /// The caller's own change of the logits. `None` leaves them as they are.
+    #[serde(skip)]
     pub processor: Option<SharedProcessor>,
 }
 

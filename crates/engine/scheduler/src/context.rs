@@ -22,6 +22,7 @@ use crate::event_channel::{EventReceiver, event_channel};
 use crate::gauges::Gauges;
 use crate::images::{EncodedImages, PromptImage, pixel_bytes};
 use crate::memory::BlockAllocator;
+use crate::pending::PendingPrompts;
 use crate::permits::{QueueLimits, QueuePermit};
 use crate::pin_budget::{BudgetLoan, PinBudget, Pinned};
 use crate::quota::QuotaShare;
@@ -65,6 +66,8 @@ pub struct EngineContext {
     /// The images whose embeddings are cached, so that they are not encoded again.
     pub(crate) encoded: Arc<EncodedImages>,
     pub(crate) limits: Arc<QueueLimits>,
+    /// The prompts of requests that wait or run.
+    pending: Arc<PendingPrompts>,
 }
 
 /// The parts of an empty cache, to be handed to their owners.
@@ -155,6 +158,7 @@ impl EngineContext {
             )),
             spans: Arc::new(TokenSpanInterner::new(REMEMBERED_IMAGES)),
             encoded: Arc::default(),
+            pending: Arc::default(),
             config: Arc::new(config),
             gauges: Arc::new(Gauges::default()),
             spec,
@@ -375,7 +379,11 @@ impl EngineContext {
         // The prompt of a further answer counts as cached, because the first one computes it.
         let found = if choice == 0 { matched } else { 0 };
         let bins = self.spec.regions.filter(|_| request.options.regions);
-        let terms = Terms { choice, max_tokens, loan, share, block_size, bins, encoding, found };
+        let is_shared = self.config.prefix_caching && !request.options.skip_writing_prefix_cache;
+        let pending = (is_shared && choice == 0)
+            .then(|| self.pending.add(request.namespace, Arc::clone(&request.tokens)));
+        let terms =
+            Terms { choice, max_tokens, loan, share, block_size, bins, encoding, found, pending };
         let sequence = Sequence::new(id, request, terms, record, sender, now);
         Ok((sequence, permit, events))
     }
@@ -415,6 +423,16 @@ impl EngineContext {
             priority,
             prefill_rate,
             is_repeated,
+        }
+    }
+
+    /// Number of leading tokens of a prompt that are cached or will be, because another request
+    /// waits or runs that has them. `cached` of them are cached. The same number for a model with a
+    /// recurrent state: what can be shared depends on where checkpoints will be.
+    pub fn expected_match(&self, namespace: &Namespace, tokens: &[u32], cached: usize) -> usize {
+        match self.spec.state {
+            None => self.pending.shared(namespace, tokens, cached, self.spec.block_size),
+            Some(_) => cached,
         }
     }
 

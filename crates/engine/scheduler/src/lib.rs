@@ -35,6 +35,7 @@ mod late_sampling;
 mod lookup;
 mod marks;
 mod memory;
+mod pending;
 mod permits;
 mod pin_budget;
 mod policy;

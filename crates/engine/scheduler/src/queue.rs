@@ -329,6 +329,7 @@ pub(crate) mod tests {
             bins: None,
             encoding: 0,
             found: 0,
+            pending: None,
         };
         let record = RequestRecord::new(&Arc::default(), tracing::Span::none()).expect("open");
         Sequence::new(id, request, terms, record, event_channel(8).0, Instant::now())

@@ -23,6 +23,7 @@ use crate::budget::{AnswerLimit, DecodeForecast};
 use crate::error::EngineError;
 use crate::event_channel::EventSender;
 use crate::images::SequenceImages;
+use crate::pending::PendingPrompt;
 use crate::pin_budget::BudgetLoan;
 use crate::quota::{QuotaId, QuotaShare};
 use crate::request::{RequestOptions, SequenceRequest};
@@ -104,6 +105,8 @@ pub struct Sequence {
     pub(crate) share: Option<QuotaShare>,
     /// The turn of a session, if the request is one.
     pub(crate) turn: Option<Arc<Turn>>,
+    /// Remembers its prompt for estimates until it ends.
+    pub(crate) _pending: Option<Arc<PendingPrompt>>,
     /// Whether it is part of the step in flight.
     pub(crate) in_step: bool,
     /// Whether a token of it is being sampled outside of a step. Until that has ended, it takes
@@ -176,6 +179,8 @@ pub(crate) struct Terms {
     pub(crate) encoding: usize,
     /// Number of leading tokens of its prompt that are cached, according to the last look-up.
     pub(crate) found: usize,
+    /// Remembers its prompt for estimates; `None` if it is not added to the cache.
+    pub(crate) pending: Option<Arc<PendingPrompt>>,
 }
 
 impl Sequence {
@@ -188,7 +193,8 @@ impl Sequence {
         events: EventSender,
         submitted: Instant,
     ) -> Sequence {
-        let Terms { choice, max_tokens, loan, share, block_size, bins, encoding, found } = terms;
+        let Terms { choice, max_tokens, loan, share, block_size, bins, encoding, found, pending } =
+            terms;
         let SequenceRequest { tokens, images, namespace, eos_ids, stored, turn, mut options } =
             request;
         let stored = stored.filter(|_| !options.needs_whole_prompt());
@@ -236,6 +242,7 @@ impl Sequence {
             loan,
             share,
             turn,
+            _pending: pending,
             in_step: false,
             is_sampling: false,
             end: None,

@@ -317,12 +317,19 @@ impl Failure {
             Some(401 | 403) => {
                 format!("refused (no such repository, or no access: {token}): {text}")
             }
-            Some(404) => format!("not found (is the id or the revision mistyped?): {text}"),
+            Some(404) => {
+                let id = model.id;
+                format!(
+                    "not found (is the id or the revision mistyped? there is no directory `{id}` \
+                     here either): {text}"
+                )
+            }
             Some(_) => text,
             None if self.corrupt => format!("{text} (the file has been removed; try again)"),
             None => format!(
-                "{text} (check that {} is reachable; HF_HUB_OFFLINE=1 uses the cache only)",
-                options.endpoint
+                "{text} (check that {} is reachable; HF_HUB_OFFLINE=1 uses the cache only; there is \
+                 no directory `{}` here either)",
+                options.endpoint, model.id
             ),
         };
         model.error(file, reason)

@@ -81,6 +81,13 @@ pub struct ServeArgs {
     /// `reasoning_content`; with none, it is left in the text.
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     reasoning_parser: FormatChoice<ReasoningFormat>,
+    /// Maximum number of tokens of the reasoning before an answer, if the request sets none
+    ///
+    /// After them, only the tag that ends the reasoning can follow, and the model has to answer. By
+    /// default there is no limit. Requests set their own with `thinking_token_budget`, or
+    /// `thinking.budget_tokens` in Anthropic's API.
+    #[arg(long, value_name = "TOKENS")]
+    reasoning_budget: Option<usize>,
     /// Host from which images may be fetched that requests name by URL. Can be repeated
     ///
     /// A name (images.example.com), all names below one (*.example.com), either with a port. Their
@@ -277,6 +284,7 @@ impl ServeArgs {
             special_tokens_in_messages: self.special_tokens_in_messages,
             tool_calls: self.tool_call_parser,
             reasoning: self.reasoning_parser,
+            reasoning_budget: self.reasoning_budget,
             allowed_origins: self.access.allowed_origins.iter().flat_map(Origins::list).collect(),
             public_metrics: self.access.public_metrics,
             counters: Vec::new(),

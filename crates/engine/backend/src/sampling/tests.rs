@@ -223,6 +223,26 @@ fn frequencies(row: &[f32], params: &SamplingParams, draws: usize) -> Vec<usize>
     counts
 }
 
+/// Goal: parameters come back from JSON, those that are left out have their defaults, and unknown
+/// names are refused.
+#[test]
+fn parameters_are_read_from_json() {
+    let text = r#"{"temperature": 0.5, "logit_bias": [[3, -1.5]], "seed": 7}"#;
+    let params: SamplingParams = serde_json::from_str(text).expect("parameters");
+    let bias: Arc<[(u32, f32)]> = [(3, -1.5)].into();
+    let expected = SamplingParams {
+        temperature: 0.5,
+        logit_bias: bias,
+        seed: Some(7),
+        ..SamplingParams::default()
+    };
+    assert_eq!(params, expected);
+    let written = serde_json::to_string(&params).expect("JSON");
+    assert_eq!(serde_json::from_str::<SamplingParams>(&written).expect("parameters"), params);
+    let unknown = serde_json::from_str::<SamplingParams>(r#"{"temprature": 1}"#);
+    assert!(unknown.expect_err("unknown").to_string().contains("temprature"));
+}
+
 /// Goal: many draws with one seed follow the distribution of the reference (chi-square test at a
 /// level of about 1 in 10,000; the seed is fixed, so the result is deterministic).
 #[test]

@@ -19,9 +19,10 @@ const KEY_FILE: &str = "namespace-key";
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiskError {
-    /// Another process uses it.
+    /// Another engine uses it, in this process or in another one.
     #[error(
-        "{}: another process uses this directory of stored KV: give each process its own",
+        "{}: another engine, of this process or another one, uses this directory of stored KV: give \
+         each engine its own",
         .directory.display()
     )]
     Locked {

@@ -138,19 +138,17 @@ fn compare_with_peft(name: &str, model: LoadedModel, setup: Setup, path: &std::p
     }
 }
 
-/// Goal: rows with an adapter are batch invariant for every kind of model and element type of the
-/// KV store.
+/// Goal: rows with an adapter are batch invariant for every kind of model. An adapter changes no
+/// access to the KV store, so each element type is checked with a part of the models.
 #[test]
 fn adapters_are_batch_invariant() {
     let paths = Path::supported();
     let path = paths[paths.len() - 1];
-    for name in names() {
-        for kv_type in KvType::ALL {
-            let setup = Setup { kv_type, path: Some(path), ..Setup::default() };
-            let label = format!("with an adapter, {kv_type}, {path:?}");
-            let open = open_adapted(setup, directory(&name));
-            Subject::fixture(&name, &label, open, &[1, 2]).check();
-        }
+    for (name, kv_type) in names().into_iter().zip(KvType::ALL.into_iter().cycle()) {
+        let setup = Setup { kv_type, path: Some(path), ..Setup::default() };
+        let label = format!("with an adapter, {kv_type}, {path:?}");
+        let open = open_adapted(setup, directory(&name));
+        Subject::fixture(&name, &label, open, &[1, 2]).check();
     }
 }
 

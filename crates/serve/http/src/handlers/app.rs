@@ -82,6 +82,9 @@ pub struct RouterOptions {
     pub tool_calls: FormatChoice<ToolCallFormat>,
     /// The tags around the model's reasoning. Default: those of its chat template.
     pub reasoning: FormatChoice<ReasoningFormat>,
+    /// Maximum number of tokens of the reasoning of an answer, if the request sets none; `None` for no
+    /// limit. It has no effect on a model whose reasoning cannot be told from its answer.
+    pub reasoning_budget: Option<usize>,
     /// Origins whose web pages may use the routes for clients, such as `https://app.example`; `*`
     /// for all. Default: none.
     pub allowed_origins: Vec<HeaderValue>,
@@ -120,6 +123,7 @@ impl Default for RouterOptions {
             special_tokens_in_messages: false,
             tool_calls: FormatChoice::Auto,
             reasoning: FormatChoice::Auto,
+            reasoning_budget: None,
             allowed_origins: Vec::new(),
             public_metrics: false,
             counters: Vec::new(),
@@ -157,6 +161,7 @@ pub(crate) struct App {
     pub(crate) special_tokens_in_messages: bool,
     pub(crate) tool_calls: FormatChoice<ToolCallFormat>,
     pub(crate) reasoning: FormatChoice<ReasoningFormat>,
+    pub(crate) reasoning_budget: Option<usize>,
     pub(crate) hide_cached_tokens: bool,
     pub(crate) responses: ResponseStore,
     pub(crate) priority: PriorityOrder,
@@ -212,6 +217,7 @@ impl App {
             special_tokens_in_messages: options.special_tokens_in_messages,
             tool_calls: options.tool_calls,
             reasoning: options.reasoning,
+            reasoning_budget: options.reasoning_budget,
             hide_cached_tokens: options.hide_cached_tokens,
             responses: ResponseStore::new(options.response_memory),
             priority: options.priority,

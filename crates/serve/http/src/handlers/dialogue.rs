@@ -260,8 +260,8 @@ pub(crate) fn custom_tool(
     description: Option<&str>,
     format: Option<&Value>,
 ) -> Result<Tool, ApiError> {
-    let parameters = Some(free_text::parameters(format));
-    let tool = function_tool((path, "format"), name, description, parameters, None)?;
+    let (parameters, strict) = free_text::parameters(format);
+    let tool = function_tool((path, "format"), name, description, Some(parameters), Some(strict))?;
     Ok(Tool { is_custom: true, ..tool })
 }
 

@@ -12,18 +12,28 @@ const ARGUMENT: &str = "input";
 /// The tools with free text of a request, by the names under which the model sees them.
 pub(crate) type Customs = HashSet<String>;
 
-/// The JSON schema of the arguments. `format` is the tool's own description of its text.
-pub(crate) fn parameters(format: Option<&Value>) -> Value {
+/// The JSON schema of the arguments, and whether all calls follow it. `format` is the tool's own
+/// description of its text. A regular expression is a part of the schema; of other grammars, the
+/// model is only told.
+pub(crate) fn parameters(format: Option<&Value>) -> (Value, bool) {
+    let mut text = json!({"type": "string"});
     let mut description = "The whole text for the tool, as a JSON string.".to_owned();
-    if let Some((syntax, grammar)) = format.and_then(grammar) {
+    let grammar = format.and_then(grammar);
+    if let Some((syntax, grammar)) = grammar {
         description.push_str(&format!(" It follows this grammar ({syntax}):\n{grammar}"));
     }
-    json!({
+    let pattern = grammar.filter(|(syntax, _)| *syntax == "regex");
+    if let Some((_, pattern)) = pattern {
+        text["pattern"] = format!("^(?:{pattern})$").into();
+    }
+    text["description"] = description.into();
+    let schema = json!({
         "type": "object",
-        "properties": {ARGUMENT: {"type": "string", "description": description}},
+        "properties": {ARGUMENT: text},
         "required": [ARGUMENT],
         "additionalProperties": false,
-    })
+    });
+    (schema, pattern.is_some())
 }
 
 /// The syntax and the definition of the grammar in the `format` of a tool. Chat completions have
@@ -211,9 +221,17 @@ mod tests {
         let plain = json!({"type": "grammar", "syntax": "lark", "definition": "start: /x/"});
         let nested = json!({"type": "grammar", "grammar": plain});
         for format in [plain.clone(), nested] {
-            let schema = parameters(Some(&format)).to_string();
-            assert!(schema.contains("grammar (lark):\\nstart: /x/"), "{schema}");
+            let (schema, is_strict) = parameters(Some(&format));
+            assert!(schema.to_string().contains("grammar (lark):\\nstart: /x/"), "{schema}");
+            assert!(!is_strict);
         }
-        assert!(!parameters(Some(&json!({"type": "text"}))).to_string().contains("grammar"));
+        let (schema, _) = parameters(Some(&json!({"type": "text"})));
+        assert!(!schema.to_string().contains("grammar"));
+        let regex = json!({"type": "grammar", "syntax": "regex", "definition": "a|b"});
+        let (schema, is_strict) = parameters(Some(&regex));
+        assert_eq!(
+            (&schema["properties"]["input"]["pattern"], is_strict),
+            (&json!("^(?:a|b)$"), true)
+        );
     }
 }

@@ -163,6 +163,8 @@ impl Call {
         let ends = own.is_chat && options.ignore_eos != Some(true);
         options.end_repetition.get_or_insert(ends);
         let choice_count = own.choices.n.unwrap_or(1);
+        let default_budget = app.reasoning_budget.filter(|_| own.is_chat);
+        let default_budget = default_budget.map(|tokens| ThinkingBudget { tokens, param: None });
         let hints = Hints::take(&mut options, ignored);
         let priority = match (options.priority, hints.priority) {
             (None, Some(priority)) => priority,
@@ -197,7 +199,8 @@ impl Call {
             thinking_budget: options
                 .thinking_token_budget
                 .map(|tokens| ThinkingBudget { tokens, param: Some("thinking_token_budget") })
-                .or(own.thinking_budget),
+                .or(own.thinking_budget)
+                .or(default_budget),
             return_token_ids: own.choices.return_token_ids.unwrap_or(false),
             session,
             salt: caller.tenant.salt(options.cache_salt.as_deref()),

@@ -249,6 +249,31 @@ async fn tools_with_free_text_are_called() {
     }
 }
 
+/// Goal: the text of a tool whose grammar is a regular expression matches it, whether a call is
+/// required or not, and a wrong expression is refused by name.
+#[tokio::test]
+async fn texts_of_tools_match_a_regular_expression() {
+    let custom = |definition: &str| {
+        let grammar = json!({"syntax": "regex", "definition": definition});
+        json!({"type": "custom", "custom": {"name": "note",
+               "format": {"type": "grammar", "grammar": grammar}}})
+    };
+    let server = Server::start("demo");
+    let mut body = ask("hello");
+    body["tools"] = json!([custom("[ab]{3}\"\n|[cd]{3}\"\n")]);
+    body["tool_choice"] = json!("required");
+    let reply = server.ok(PATH, body.clone()).await;
+    let input = &reply["choices"][0]["message"]["tool_calls"][0]["custom"]["input"];
+    let text = input.as_str().expect("a text").strip_suffix("\"\n").expect("the end");
+    let of = |letters: [char; 2]| text.chars().all(|char| letters.contains(&char));
+    assert!(text.len() == 3 && (of(['a', 'b']) || of(['c', 'd'])), "{text:?}");
+    body["tools"] = json!([custom("(a")]);
+    let (status, reply) = server.post(PATH, body).await;
+    let param = "tools[0].custom.format";
+    assert!(reply["error"]["param"].as_str().is_some_and(|at| at.starts_with(param)), "{reply}");
+    assert_eq!(status, 400);
+}
+
 /// Goal: the operator chooses another format, whose markers may be special tokens, and JSON that
 /// names no function is text.
 #[tokio::test]

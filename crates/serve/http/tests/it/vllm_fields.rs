@@ -89,6 +89,16 @@ async fn reasoning_ends_with_its_budget() {
     let reply = server.ok("/v1/messages", anthropic(json!(0))).await;
     assert_eq!(reply["content"][0]["type"], "text", "{reply}");
 
+    // The operator's limit is for requests that set none.
+    let server = Server::with(SCRIPTED, |engine, options| {
+        options.reasoning_budget = Some(0);
+        engine
+    });
+    let reply = server.ok(CHAT, chat.clone()).await;
+    assert_eq!(reply["choices"][0]["message"]["reasoning"], "Let me", "{reply}");
+    let reply = server.ok(CHAT, with(100, chat.clone())).await;
+    assert_eq!(reply["choices"][0]["message"]["reasoning"], "Let me think about it.", "{reply}");
+
     let server = Server::with(SCRIPTED, |engine, options| {
         options.reasoning = FormatChoice::Off;
         engine
