@@ -48,7 +48,9 @@ async fn main() -> anyhow::Result<()> {
             }
         };
         // A closed session gives back its blocks.
-        loser.iter().for_each(|id| drop(engine.sessions().close(id)));
+        if let Some(id) = loser {
+            engine.sessions().close(&id);
+        }
     }
     let (_, winner) = best.expect("there were four branches");
     engine.complete(turn(&winner, " In the end,", 9)).await?;

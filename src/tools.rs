@@ -34,6 +34,9 @@ pub struct ToolSpec {
     /// Whether the arguments follow the schema in every call. Otherwise they do if a call is
     /// required, or if the model was not trained to call functions.
     pub strict: bool,
+    /// The grammar that the arguments of every call follow, if the schema does not say all about
+    /// them: [`Grammar::text_argument`].
+    pub arguments: Option<Grammar>,
 }
 
 impl ToolSpec {
@@ -58,6 +61,11 @@ impl ToolSpec {
         json!({"type": "function", "function": function})
     }
 
+    /// Whether the arguments of every call have a form.
+    fn is_guaranteed(&self) -> bool {
+        self.strict || self.arguments.is_some()
+    }
+
     /// The schema of its calls, for a grammar.
     ///
     /// # Errors
@@ -78,7 +86,8 @@ impl ToolSpec {
             let name = || Some(self.name.clone());
             checked.map_err(|error| GrammarError { function: name(), ..error })?;
         }
-        Ok(FunctionSchema { name: self.name.clone(), parameters })
+        let arguments = self.arguments.clone().map(Box::new);
+        Ok(FunctionSchema { name: self.name.clone(), parameters, arguments })
     }
 }
 
@@ -179,7 +188,7 @@ impl AnswerRules {
         let Some(ToolUse { format, is_described }) = tool_use else { return Ok(content) };
         let is_auto = self.tool_choice == ToolChoice::Auto;
         // A model that was not trained to call functions needs the grammar for correct calls.
-        let is_strict = is_described || self.tools.iter().any(|tool| tool.strict);
+        let is_strict = is_described || self.tools.iter().any(ToolSpec::is_guaranteed);
         let otherwise = match content {
             _ if !is_auto => Otherwise::Nothing,
             Some(content) => Otherwise::Grammar(Box::new(content)),
@@ -191,8 +200,11 @@ impl AnswerRules {
             _ => true,
         };
         let callable = self.tools.iter().filter(callable);
-        let best_effort =
-            callable.clone().filter(|tool| !tool.strict).map(|tool| tool.name.clone()).collect();
+        let best_effort = callable
+            .clone()
+            .filter(|tool| !tool.is_guaranteed())
+            .map(|tool| tool.name.clone())
+            .collect();
         let functions = callable.map(|tool| tool.call_schema(!is_auto || is_described));
         let (functions, single) = (functions.collect::<Result<_, _>>()?, self.single_call);
         let calls = ToolCallGrammar { format, functions, best_effort, single, otherwise };
@@ -221,6 +233,7 @@ impl Engine {
     ///     description: Some("The weather in a city.".to_owned()),
     ///     parameters: json!({"type": "object", "properties": {"city": {"type": "string"}}}),
     ///     strict: true,
+    ///     arguments: None,
     /// };
     /// let rules = AnswerRules { tools: vec![weather], ..AnswerRules::default() };
     /// let request = Request::chat([ChatMessage::user("Do I need an umbrella in Lima?")]);
@@ -259,10 +272,7 @@ impl Engine {
             true => None,
             false => Some(template.tool_use(&request.chat)?),
         };
-        let schema = |tool: &ToolSpec| FunctionSchema {
-            name: tool.name.clone(),
-            parameters: tool.parameters.clone(),
-        };
+        let schema = |tool: &ToolSpec| FunctionSchema::new(&tool.name, tool.parameters.clone());
         let mut format = AnswerFormat {
             reasoning: rules.reasoning.or_else(|| ReasoningFormat::of_template(source)),
             tool_calls: tool_use.map(|tool_use| tool_use.format),

@@ -177,5 +177,6 @@ fn parsed<A: DeserializeOwned>(arguments: &str) -> Result<A, String> {
 #[cfg(feature = "schema")]
 fn spec_of<A: JsonSchema>(name: String, description: String) -> ToolSpec {
     let description = Some(description);
-    ToolSpec { name, description, parameters: crate::typed::schema_of::<A>(), strict: false }
+    let parameters = crate::typed::schema_of::<A>();
+    ToolSpec { name, description, parameters, strict: false, arguments: None }
 }

@@ -179,7 +179,7 @@ async fn reasoning_that_the_client_left_out_is_given_back() {
 #[tokio::test]
 async fn calls_are_the_same_with_other_spaces() {
     let engine = engine(|builder| builder).await;
-    let function = FunctionSchema { name: "look".to_owned(), parameters: json!({}) };
+    let function = FunctionSchema::new("look", json!({}));
     let format = AnswerFormat {
         tool_calls: Some(ToolCallFormat::Hermes),
         functions: [function].into(),
@@ -371,8 +371,7 @@ async fn templates_of_well_known_families_continue_as_sampled() {
         let template = engine.chat_template().expect("a template");
         let parameters = json!({"type": "object", "required": ["page", "word"], "properties":
             {"page": {"type": "integer", "minimum": 1, "maximum": 9}, "word": {"enum": ["corridor"]}}});
-        let functions =
-            vec![FunctionSchema { name: "look".to_owned(), parameters: parameters.clone() }];
+        let functions = vec![FunctionSchema::new("look", parameters.clone())];
         let options = ChatOptions {
             tools: vec![json!({"type": "function", "function": {"name": "look",
                         "description": "Looks.", "parameters": parameters}})],

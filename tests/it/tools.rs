@@ -167,6 +167,7 @@ async fn rules_hold() {
         description: None,
         parameters,
         strict: true,
+        arguments: None,
     };
     let schema = json!({"type": "object", "required": ["n"], "additionalProperties": false,
                         "properties": {"n": {"type": "integer", "minimum": 3, "maximum": 5}}});

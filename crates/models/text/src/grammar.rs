@@ -23,6 +23,8 @@ mod disjoint;
 #[cfg(feature = "grammar")]
 mod gbnf;
 #[cfg(feature = "grammar")]
+mod json_text;
+#[cfg(feature = "grammar")]
 mod mask;
 #[cfg(feature = "grammar")]
 mod messages;
@@ -52,7 +54,7 @@ use crate::{Busy, ReasoningFormat, ToolCallFormat};
 ///
 /// Between the parts of JSON there may be a space, or a line break and up to 16 spaces. Objects
 /// have their properties in the order of the schema.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Grammar {
     /// A JSON object.
@@ -89,7 +91,7 @@ pub enum Grammar {
 }
 
 /// An answer that calls functions. Names and arguments are those of `functions`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolCallGrammar {
     /// The format of the calls.
     pub format: ToolCallFormat,
@@ -111,10 +113,13 @@ pub struct FunctionSchema {
     pub name: String,
     /// JSON schema of its arguments, which are an object.
     pub parameters: Value,
+    /// The grammar of its arguments, if the schema does not say all about them:
+    /// [`Grammar::text_argument`].
+    pub arguments: Option<Box<Grammar>>,
 }
 
 /// The form of an answer without calls.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Otherwise {
     /// Nothing: the answer has at least one call.
     Nothing,
@@ -184,6 +189,16 @@ impl Grammar {
     pub const MAX_SCHEMA_PATTERNS: usize = 32;
     /// Maximum value of `maxLength`, `maxItems` and the like in a JSON schema.
     pub const MAX_SCHEMA_COUNT: u64 = 65_536;
+
+    /// An object with one member, a string whose text follows a grammar in Lark.
+    ///
+    /// # Errors
+    /// The grammar has parts that are not possible in a JSON string: special tokens, other grammars,
+    /// attributes of rules, complements and intersections of terminals, assertions.
+    #[cfg(feature = "grammar")]
+    pub fn text_argument(name: &str, lark: &str) -> Result<Self, GrammarError> {
+        json_text::to_lark(name, lark).map(Self::Lark)
+    }
 
     /// A context-free grammar in Lark or GBNF. Only GBNF has `::=` between the name of a rule and
     /// its body.
@@ -293,11 +308,21 @@ impl Grammar {
     }
 }
 
+impl FunctionSchema {
+    /// A function whose arguments follow a JSON schema.
+    pub fn new(name: impl Into<String>, parameters: Value) -> Self {
+        Self { name: name.into(), parameters, arguments: None }
+    }
+}
+
 #[cfg(feature = "grammar")]
 impl FunctionSchema {
     /// The grammar of the arguments, which are always an object, also if the schema allows other
     /// values.
     fn arguments(&self) -> Grammar {
+        if let Some(grammar) = &self.arguments {
+            return Grammar::clone(grammar);
+        }
         let mut schema = self.parameters.clone();
         match &mut schema {
             Value::Object(members) => drop(members.insert("type".to_owned(), json!("object"))),

@@ -266,7 +266,8 @@ impl Options {
             let Tool { function: Function { name, description, parameters, strict } } =
                 Tool::deserialize(tool)
                     .map_err(|error| Failure::Invalid(format!("tools[{index}]: {error}")))?;
-            Ok(ToolSpec { name, description, parameters, strict: strict.unwrap_or(false) })
+            let strict = strict.unwrap_or(false);
+            Ok(ToolSpec { name, description, parameters, strict, arguments: None })
         };
         self.tools.iter().enumerate().map(function).collect()
     }

@@ -20,7 +20,7 @@ fuzz_target!(|input: (u8, u8, &str)| {
         reasoning: (choice & 4 != 0).then_some(reasoning),
         reasoning_is_open: choice & 8 != 0,
         tool_calls: Some(ToolCallFormat::ALL[usize::from(format) % ToolCallFormat::ALL.len()]),
-        functions: [FunctionSchema { name: "f".to_owned(), parameters }].into(),
+        functions: [FunctionSchema::new("f", parameters)].into(),
         single_call: choice & 16 != 0,
         guaranteed: choice & 32 != 0,
     };

@@ -415,7 +415,7 @@ mod tests {
             "q": text, "path": text, "text": text, "n": {"type": "integer"},
             "l": {"type": "array"},
         }});
-        FunctionSchema { name: "get".to_owned(), parameters }
+        FunctionSchema::new("get", parameters)
     }
 
     fn read(text: &str, end: End) -> Read<Value> {

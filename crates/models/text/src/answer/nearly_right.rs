@@ -24,7 +24,7 @@ fn functions() -> Arc<[FunctionSchema]> {
             json!({"properties": {"query": text, "limit": number, "tags": {"type": "array"}}}),
         ),
     ]
-    .map(|(name, parameters)| FunctionSchema { name: name.to_owned(), parameters })
+    .map(|(name, parameters)| FunctionSchema::new(name, parameters))
     .into()
 }
 

@@ -189,8 +189,7 @@ mod tests {
             },
             "$defs": {"Color": {"enum": ["1", "2"]}},
         });
-        let function =
-            |name: &str| FunctionSchema { name: name.to_owned(), parameters: parameters.clone() };
+        let function = |name: &str| FunctionSchema::new(name, parameters.clone());
         ["f", "get", "get2", "a.b"].map(function).into()
     }
 

@@ -425,7 +425,7 @@ mod tests {
             "properties": {"p": {"type": "string"}, "t": {"type": "string"}, "n": {"type": "integer"}},
             "required": ["p"],
         });
-        vec![FunctionSchema { name: "f".to_owned(), parameters }]
+        vec![FunctionSchema::new("f", parameters)]
     }
 
     fn read(text: &str, end: End) -> Read<(Value, String)> {

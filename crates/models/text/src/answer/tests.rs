@@ -6,8 +6,7 @@ use super::*;
 /// Functions with an argument `a` of any type and a string `t`.
 fn functions() -> Arc<[FunctionSchema]> {
     let parameters = json!({"properties": {"t": {"type": "string"}}});
-    let function =
-        |name: &str| FunctionSchema { name: name.to_owned(), parameters: parameters.clone() };
+    let function = |name: &str| FunctionSchema::new(name, parameters.clone());
     ["get", "put"].map(function).into()
 }
 

@@ -140,7 +140,7 @@ fn weather(strict: bool) -> FunctionSchema {
         "$defs": {"days": {"enum": [1, 3, 7]}},
     });
     let parameters = if strict { parameters } else { json!({"maxProperties": 0}) };
-    FunctionSchema { name: if strict { "get_weather" } else { "now.utc" }.to_owned(), parameters }
+    FunctionSchema::new(if strict { "get_weather" } else { "now.utc" }, parameters)
 }
 
 /// Goal: in every format, with markers that are special tokens and with markers that are text, an
@@ -325,7 +325,7 @@ fn schemas_are_followed_as_far_as_possible_if_that_is_enough() {
         (json!(false), ""),
         (json!(7), ""),
     ] {
-        let other = FunctionSchema { name: "other".to_owned(), parameters: parameters.clone() };
+        let other = FunctionSchema::new("other", parameters.clone());
         let calls = |best_effort: &[&str]| ToolCallGrammar {
             format: ToolCallFormat::Hermes,
             functions: vec![weather(true), other.clone()],

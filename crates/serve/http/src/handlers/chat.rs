@@ -69,7 +69,8 @@ pub(crate) fn tools(tools: Vec<RequestTool>, ignored: &Ignored) -> Result<Vec<To
             let custom = tool.custom.ok_or_else(|| ApiError::missing(&path))?;
             refuse_unknown(&format!("{path}."), &custom.unknown, Scope::None, ignored)?;
             let (path, description) = (format!("{path}.name"), custom.description.as_deref());
-            let tool = custom_tool(&path, &custom.name, description, custom.format.as_ref())?;
+            let tool =
+                custom_tool(&path, &custom.name, description, custom.format.as_ref(), ignored)?;
             functions.push(tool);
             continue;
         }

@@ -248,6 +248,7 @@ pub(crate) fn function_tool(
         description: description.map(str::to_owned),
         parameters,
         strict: strict.unwrap_or(false),
+        arguments: None,
     };
     Ok(Tool { spec, parameters_path, is_custom: false })
 }
@@ -259,10 +260,18 @@ pub(crate) fn custom_tool(
     name: &str,
     description: Option<&str>,
     format: Option<&Value>,
+    ignored: &Ignored,
 ) -> Result<Tool, ApiError> {
     let (parameters, strict) = free_text::parameters(format);
-    let tool = function_tool((path, "format"), name, description, Some(parameters), Some(strict))?;
-    Ok(Tool { is_custom: true, ..tool })
+    let mut tool =
+        function_tool((path, "format"), name, description, Some(parameters), Some(strict))?;
+    tool.is_custom = true;
+    match free_text::arguments(format) {
+        Ok(arguments) => tool.spec.arguments = arguments,
+        // The model is told about the grammar all the same.
+        Err(_) => ignored.note(&tool.parameters_path),
+    }
+    Ok(tool)
 }
 
 /// Whether a tool of OpenAI's APIs is a function, which the model can call. Tools that it cannot

@@ -5,6 +5,7 @@
 use std::collections::HashSet;
 
 use serde_json::{Value, json};
+use stolon::{Grammar, GrammarError};
 
 /// The name of the argument.
 const ARGUMENT: &str = "input";
@@ -13,8 +14,8 @@ const ARGUMENT: &str = "input";
 pub(crate) type Customs = HashSet<String>;
 
 /// The JSON schema of the arguments, and whether all calls follow it. `format` is the tool's own
-/// description of its text. A regular expression is a part of the schema; of other grammars, the
-/// model is only told.
+/// description of its text, which the model is told about. A regular expression is a part of the
+/// schema.
 pub(crate) fn parameters(format: Option<&Value>) -> (Value, bool) {
     let mut text = json!({"type": "string"});
     let mut description = "The whole text for the tool, as a JSON string.".to_owned();
@@ -34,6 +35,15 @@ pub(crate) fn parameters(format: Option<&Value>) -> (Value, bool) {
         "additionalProperties": false,
     });
     (schema, pattern.is_some())
+}
+
+/// The grammar of the arguments of every call, if the text has one in Lark.
+///
+/// # Errors
+/// The grammar has parts that are not possible in arguments.
+pub(crate) fn arguments(format: Option<&Value>) -> Result<Option<Grammar>, GrammarError> {
+    let lark = format.and_then(grammar).filter(|(syntax, _)| *syntax == "lark");
+    lark.map(|(_, definition)| Grammar::text_argument(ARGUMENT, definition)).transpose()
 }
 
 /// The syntax and the definition of the grammar in the `format` of a tool. Chat completions have

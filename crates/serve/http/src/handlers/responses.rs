@@ -299,7 +299,7 @@ impl Offered {
             let shown = shown_name(namespace, &name);
             let (place, description) = ((path.as_str(), "parameters"), tool.description.as_deref());
             self.functions.push(match is_custom {
-                true => custom_tool(&path, &shown, description, tool.format.as_ref())?,
+                true => custom_tool(&path, &shown, description, tool.format.as_ref(), ignored)?,
                 false => function_tool(place, &shown, description, tool.parameters, tool.strict)?,
             });
             if let Some(namespace) = namespace {

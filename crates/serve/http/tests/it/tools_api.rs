@@ -267,6 +267,27 @@ async fn texts_of_tools_match_a_regular_expression() {
     let text = input.as_str().expect("a text").strip_suffix("\"\n").expect("the end");
     let of = |letters: [char; 2]| text.chars().all(|char| letters.contains(&char));
     assert!(text.len() == 3 && (of(['a', 'b']) || of(['c', 'd'])), "{text:?}");
+    // Codex's grammar of patches, with one line instead of any number.
+    let patch = "start: begin_patch hunk end_patch\nbegin_patch: \"*** Begin Patch\" LF\n\
+        end_patch: \"*** End Patch\" LF?\nhunk: add_hunk | delete_hunk\n\
+        add_hunk: \"*** Add File: \" filename LF add_line\n\
+        delete_hunk: \"*** Delete File: \" filename LF\n\
+        filename: /[a-z]\\.\"rs/\nadd_line: \"+\" /[\\\\x]{4}/ LF -> line\n%import common.LF";
+    let mut tool = custom(patch);
+    tool["custom"]["format"]["grammar"]["syntax"] = json!("lark");
+    body["tools"] = json!([tool]);
+    let reply = server.ok(PATH, body.clone()).await;
+    let input = &reply["choices"][0]["message"]["tool_calls"][0]["custom"]["input"];
+    let lines: Vec<&str> = input.as_str().expect("a text").lines().collect();
+    assert_eq!((lines[0], lines[lines.len() - 1]), ("*** Begin Patch", "*** End Patch"));
+    assert!(lines[1].ends_with(".\"rs"), "{lines:?}");
+    let line = lines[2].strip_prefix('+');
+    let fits = line.is_some_and(|line| line.len() == 4 && line.chars().all(|c| "\\x".contains(c)));
+    assert!(
+        if lines[1].starts_with("*** Add File: ") { fits } else { lines.len() == 3 },
+        "{lines:?}"
+    );
+
     body["tools"] = json!([custom("(a")]);
     let (status, reply) = server.post(PATH, body).await;
     let param = "tools[0].custom.format";
