@@ -32,8 +32,8 @@ export function start(answered) {
   system.start({ changed: changeSystem, warmed: answered });
   images.start(showQuestions);
   const onClick = (id, action) => byId(id).addEventListener("click", action);
-  onClick("new-chat", () => open(newChat(handbook?.system ?? "")));
-  onClick("same-system", () => open(newChat(current.system)));
+  // With the same system prompt, so that the beginning of its prompts is cached.
+  onClick("new-chat", () => open(newChat(current.system || (handbook?.system ?? ""))));
   onClick("load-handbook", () => changeSystem(handbook.system, true));
   onClick("load-picture", () => images.attach(example.image));
   onClick("stop", () => running?.controller.abort());
@@ -161,10 +161,11 @@ function show() {
   byId("chats").replaceChildren(...(listed.length > 1 ? listed.map(entry) : []));
   system.show(current.system);
   byId("messages").replaceChildren(...current.turns.map((turn) => viewOf(current, turn).element));
-  byId("demo-note").hidden = !handbook || kept().length > 2;
-  byId("picture-note").hidden = !example || kept().length > 2;
+  const isNew = !current.turns.length;
+  byId("demo-note").hidden = !handbook || !isNew;
+  byId("picture-note").hidden = !example || !isNew;
   byId("load-handbook").hidden = !handbook || current.system === handbook.system;
-  byId("delete").disabled = byId("export").disabled = !current.turns.length;
+  byId("delete").disabled = byId("export").disabled = isNew;
   byId("export-all").disabled = !kept().length;
   showQuestions();
   scrollDown(true);
@@ -203,16 +204,28 @@ function removeTurn(chat, turn) {
   show();
 }
 
-/** Example questions, while a demo model has its handbook or its picture. */
+/**
+ * Example questions, while a demo model has its handbook or its picture. Those about the handbook
+ * have a chat each, so that the tree of prefixes branches.
+ */
 function showQuestions() {
-  const asked = new Set(current.turns.map((turn) => turn.question));
-  const offered = handbook && current.system === handbook.system ? handbook.questions
+  const isAboutBook = handbook && current.system === handbook.system;
+  const offered = isAboutBook ? handbook.questions
     : example && latestImage() === example.image ? example.questions : [];
+  const asked = new Set((isAboutBook ? kept().filter(({ system }) => system === current.system)
+    : [current]).flatMap((chat) => chat.turns.map((turn) => turn.question)));
+  const start = (question) => {
+    if (isAboutBook && current.turns.length) open(newChat(handbook.system));
+    askNext(question);
+  };
   const button = (question) =>
-    el("button", { type: "button", disabled: running !== null, onclick: () => askNext(question) },
+    el("button", { type: "button", disabled: running !== null, onclick: () => start(question) },
       question);
   const left = offered.filter((question) => !asked.has(question));
-  byId("questions").replaceChildren(...left.slice(0, kept().length ? 3 : 5).map(button));
+  const hint = isAboutBook && current.turns.length && left.length
+    ? el("span", { className: "quiet" }, "In a chat of its own:") : "";
+  byId("questions").replaceChildren(
+    ...[hint].filter(Boolean), ...left.slice(0, kept().length ? 3 : 5).map(button));
 }
 
 /** The picture that the next question is about, or nothing. */

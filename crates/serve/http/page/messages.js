@@ -220,18 +220,20 @@ function facts(figures) {
 function cachedInWords({ prompt, cached }) {
   if (cached === null) return `${plural(prompt, "prompt token")}; the server hides how many are cached`;
   const share = percent(prompt ? cached / prompt : 0);
-  return `${count(cached)} of ${plural(prompt, "prompt token")} cached (${share})`;
+  return `${count(cached)} of ${plural(prompt, "prompt token")} (${share}) from the cache`;
 }
 
 function bar(figures) {
   const { prompt, cached } = figures;
-  const part = (name, tokens) => {
-    const box = el("span", { className: name, title: `${plural(tokens, "token")} ${name}` },
-      tokens / prompt > 0.15 ? `${count(tokens)} ${name}` : "");
+  const part = (name, tokens, words) => {
+    const box = el("span", { className: name, title: `${plural(tokens, "token")} ${words}` },
+      tokens / prompt > 0.2 ? `${count(tokens)} ${words}` : "");
     box.style.flexGrow = tokens;
     return box;
   };
-  return el("div", { className: "bar", role: "img", "aria-label": cachedInWords(figures) },
-    cached ? part("cached", cached) : null,
-    prompt > cached ? part("computed", prompt - cached) : null);
+  const stripe = el("div", { className: "bar", role: "img", "aria-label": cachedInWords(figures) },
+    cached ? part("cached", cached, "from the cache") : null,
+    prompt > cached ? part("computed", prompt - cached, "computed") : null);
+  return el("div", { className: "stripe" },
+    el("span", { title: "All that the model has read for this answer" }, "Prompt"), stripe);
 }

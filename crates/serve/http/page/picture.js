@@ -47,6 +47,7 @@ export function draw(newRoots, newOutline, zoomed) {
   [roots, outline, isZoomed] = [newRoots, newOutline, zoomed];
   byId("tree").hidden = byId("tree-keys").hidden = asTable || roots.length === 0;
   byId("table").hidden = !asTable || roots.length === 0;
+  byId("rest-legend").hidden = ![...walk(roots)].some((node) => node.rest);
   if (asTable) drawTable();
   else place();
 }
@@ -93,7 +94,7 @@ function fill(element, node) {
   style.top = `${node.top}px`;
   style.width = `${Math.max(node.width - 1, 3)}px`;
   style.height = `${Math.max(node.height - 1, 3)}px`;
-  const size = node.height < 16 ? " low" : node.height > 34 ? " tall" : "";
+  const size = node.height > 34 ? " tall" : "";
   element.className = `node ${node.state}${size}`;
   const siblings = node.parent ? node.parent.children : roots;
   element.setAttribute("aria-level", node.depth);
@@ -104,15 +105,16 @@ function fill(element, node) {
   else element.removeAttribute("aria-expanded");
   const [words, numbers] = element.children;
   words.textContent = node.rest ? `+${count(node.rest)}` : label(node.text ?? "", 80);
-  numbers.textContent = node.rest ? "" : plural(node.tokens, "token");
+  const kind = node.children.length > 1 ? `, shared by ${count(node.children.length)}` : "";
+  numbers.textContent = node.rest ? "" : plural(node.tokens, "token") + kind;
   element.setAttribute("aria-label", `${words.textContent} ${describe(node)}`);
 }
 
 /** The size and the state of a node in one line. */
 function describe(node) {
   const size = plural(node.tokens, "token");
-  if (node.rest) return `smaller ${node.rest === 1 ? "node" : "nodes"}, ${size}`;
-  return [size, STATES[node.state], plural(node.hits, "hit")].join(", ");
+  if (node.rest) return `smaller ${node.rest === 1 ? "piece" : "pieces"}, ${size}`;
+  return [size, STATES[node.state], `found ${plural(node.hits, "time")}`].join(", ");
 }
 
 function focus(node) {
@@ -151,7 +153,8 @@ async function tip(element) {
   if (!node) return;
   const facts = el("strong", {}, (node.rest ? `${count(node.rest)} ` : "") + describe(node));
   const text = el("span", {}, node.rest ? "" : brief(node.text ?? "", 200));
-  const use = node.rest ? "" : `${plural(node.locks, "reference")}, ${age(node, outline)}`;
+  const use = node.rest ? ""
+    : `held by ${plural(node.locks, "request or pin", "requests or pins")}, ${age(node, outline)}`;
   box.replaceChildren(facts, el("span", { className: "quiet" }, use), text);
   const at = element.getBoundingClientRect();
   const left = Math.min(at.left, innerWidth - box.offsetWidth - 8);
@@ -167,10 +170,10 @@ function drawTable() {
   const box = byId("table");
   const scroll = box.scrollTop;
   const id = document.activeElement?.dataset?.row;
-  const head = ["Text", "State", "Tokens", "To here", "References", "Hits", "Last use"];
+  const head = ["Text", "State", "Tokens", "From the beginning", "Held by", "Found", "Last use"];
   const row = (node) => {
     if (node.rest) {
-      const name = el("th", { scope: "row" }, `+ ${plural(node.rest, "smaller node")}`);
+      const name = el("th", { scope: "row" }, `+ ${plural(node.rest, "smaller piece")}`);
       const rest = Array.from({ length: 4 }, () => el("td"));
       return el("tr", {}, name, el("td"), el("td", {}, count(node.tokens)), ...rest);
     }
