@@ -8,6 +8,8 @@ import { age, textOf } from "./inspector.js";
 const STATES = { cached: "cached", used: "in use", pinned: "pinned", rest: "not shown" };
 /** Maximum height of the picture, as a share of the window's height. */
 const MOST_HEIGHT = 0.42;
+/** Typical width of a letter, and the least room for a label next to its node, in pixels. */
+const [LETTER, LEAST_ROOM] = [7, 100];
 
 let roots = [];
 let outline = { latest_use: 0 };
@@ -94,7 +96,14 @@ function fill(element, node) {
   style.top = `${node.top}px`;
   style.width = `${Math.max(node.width - 1, 3)}px`;
   style.height = `${Math.max(node.height - 1, 3)}px`;
-  const size = node.height > 34 ? " tall" : "";
+  const words = node.rest ? `+${count(node.rest)}` : label(node.text ?? "", 80);
+  // Nothing is to the right of a node without children, so a label that is too long has room there.
+  const room = byId("tree").clientWidth - node.left - node.width - 8;
+  const isOutside = !node.children.length && room > LEAST_ROOM
+    && words.length * LETTER > node.width;
+  style.setProperty("--right", `${node.width}px`);
+  style.setProperty("--room", `${room}px`);
+  const size = (node.height > 34 ? " tall" : "") + (isOutside ? " outside" : "");
   element.className = `node ${node.state}${size}`;
   const siblings = node.parent ? node.parent.children : roots;
   element.setAttribute("aria-level", node.depth);
@@ -103,11 +112,11 @@ function fill(element, node) {
   element.setAttribute("aria-selected", String(node.key === focused));
   if (node.children.length) element.setAttribute("aria-expanded", "true");
   else element.removeAttribute("aria-expanded");
-  const [words, numbers] = element.children;
-  words.textContent = node.rest ? `+${count(node.rest)}` : label(node.text ?? "", 80);
+  const [text, numbers] = element.children;
+  text.textContent = words;
   const kind = node.children.length > 1 ? `, shared by ${count(node.children.length)}` : "";
   numbers.textContent = node.rest ? "" : plural(node.tokens, "token") + kind;
-  element.setAttribute("aria-label", `${words.textContent} ${describe(node)}`);
+  element.setAttribute("aria-label", `${words} ${describe(node)}`);
 }
 
 /** The size and the state of a node in one line. */
