@@ -213,6 +213,7 @@ function chooseVersion(chat, turn, number, button) {
   view.showFigures();
   view.element.scrollIntoView({ block: "nearest" });
   view.focusVersion(button);
+  announce(`Version ${number + 1} of ${chat.turns[index].versions.length}`);
 }
 
 function removeTurn(chat, turn) {
@@ -220,7 +221,7 @@ function removeTurn(chat, turn) {
   versions.remove(chat, chat.turns.indexOf(turn));
   if (chat.turns.length) keep(chat);
   else store.remove(chat);
-  if (chat.turns.length) viewOf(chat, chat.turns.at(-1)).showFigures();
+  for (const left of chat.turns) viewOf(chat, left).showFigures();
   announce("The question and its answer are deleted.");
   show();
 }
@@ -327,6 +328,7 @@ async function stream(messages, view, reply) {
 function setRunning(state) {
   running = state;
   byId("stop").hidden = !state;
+  byId("messages").classList.toggle("answering", Boolean(state));
   byId("send").hidden = Boolean(state);
   const focused = document.activeElement;
   if (focused === document.body || focused?.closest("#questions")) byId("question").focus();

@@ -14,7 +14,10 @@ const NOTES = {
   stopped: "stopped",
 };
 
-const action = (name, title, onclick) => el("button", { type: "button", title, onclick }, name);
+const action = (name, title, onclick, className = "") =>
+  el("button", { type: "button", title, onclick, className }, name);
+/** The class of buttons that begin an answer or replace one: not while another answer grows. */
+const IDLE = "idle-only";
 
 /** Maximum length of a file's text that is shown, in characters. */
 const MOST_TEXT = 20_000;
@@ -55,7 +58,7 @@ export class TurnView {
     const buttons = el("div", { className: "actions" },
       action("Copy", "Copy the question", (event) =>
         copyText(event.target, this.#turn.question)),
-      action("Edit", "Change the question and ask again", () => this.#edit()),
+      action("Edit", "Change the question and ask again", () => this.#edit(), IDLE),
       action("Delete", "Delete the question and its answer", () => this.#actions.remove()));
     return el("div", { className: "question-box" },
       el("article", { className: "message question", "aria-label": "You" },
@@ -179,7 +182,7 @@ export class TurnView {
     this.#buttons.replaceChildren(...[
       ...this.#versions(),
       answer ? action("Copy", "Copy the answer", (event) => copyText(event.target, answer)) : null,
-      action(again, "Ask the same question again", () => this.#actions.regenerate()),
+      action(again, "Ask the same question again", () => this.#actions.regenerate(), IDLE),
     ].filter(Boolean));
   }
 
@@ -188,7 +191,8 @@ export class TurnView {
     const { versions, version } = this.#turn;
     if (!versions) return [];
     const step = (name, sign, by) => el("button", {
-      type: "button", title: `${name} version`, "aria-label": `${name} version`, className: "version",
+      type: "button", title: `${name} version`, "aria-label": `${name} version`,
+      className: `version ${IDLE}`,
       disabled: versions[version + by] === undefined,
       onclick: () => this.#actions.choose(version + by, by),
     }, sign);
@@ -233,7 +237,7 @@ function cachedInWords({ prompt, cached, miss }) {
   if (cached === null) return `${plural(prompt, "prompt token")}; the server hides how many are cached`;
   const share = percent(prompt ? cached / prompt : 0);
   const computed = !cached ? "nothing of it was remembered"
-    : prompt > cached ? `${count(prompt - cached)} computed, because they are new` : "";
+    : prompt > cached ? `${count(prompt - cached)} are new` : "";
   return `${count(cached)} of ${plural(prompt, "prompt token")} (${share}) from the cache` +
     (computed && !miss ? `, ${computed}` : "");
 }

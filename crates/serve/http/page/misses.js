@@ -7,7 +7,7 @@ const PUT_LAST = "What changes from one request to the next, such as the time, c
 
 /** By reason: why tokens were not in the cache, and what helps. */
 const REASONS = {
-  evicted: ["they had been forgotten to make room",
+  evicted: ["they had been forgotten (evicted)",
     "More memory (--kv-memory), a disk tier (--kv-cache-dir) or a pin keeps them."],
   not_computed: ["an earlier request with them was not completed"],
   no_checkpoint: ["no checkpoint of the model's state is there",

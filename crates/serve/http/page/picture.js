@@ -114,14 +114,19 @@ function fill(element, node) {
   else element.removeAttribute("aria-expanded");
   const [text, numbers] = element.children;
   text.textContent = words;
-  const kind = node.children.length > 1 ? `, shared by ${count(node.children.length)}` : "";
-  numbers.textContent = node.rest ? "" : plural(node.tokens, "token") + kind;
+  numbers.textContent = node.rest ? "" : sizeOf(node);
   element.setAttribute("aria-label", `${words} ${describe(node)}`);
+}
+
+/** The size of a node, and how many continuations share it. */
+function sizeOf({ tokens, children }) {
+  const size = plural(tokens, "token");
+  return children.length > 1 ? `${size}, shared by ${count(children.length)}` : size;
 }
 
 /** The size and the state of a node in one line. */
 function describe(node) {
-  const size = plural(node.tokens, "token");
+  const size = sizeOf(node);
   if (node.rest) return `smaller ${node.rest === 1 ? "piece" : "pieces"}, ${size}`;
   return [size, STATES[node.state], `found ${plural(node.hits, "time")}`].join(", ");
 }
