@@ -344,7 +344,8 @@ async fn axe_finds_nothing() {
     browser.wait_for("document.querySelectorAll('#questions button').length").await;
     for question in 1..=2 {
         browser.click("#questions button").await;
-        browser.wait_for(&format!("document.querySelector('#chat-count').innerText === '{question}'"))
+        browser
+            .wait_for(&format!("document.querySelector('#chat-count').innerText === '{question}'"))
             .await;
         answers(&browser, 1).await;
     }

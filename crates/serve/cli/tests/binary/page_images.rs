@@ -132,7 +132,9 @@ async fn other_files_are_refused() {
         give(&browser, "drop", "image/tiff", "'II'").await;
         browser.wait_for(&includes("image/tiff")).await;
         give(&browser, "drop", "application/pdf", bytes).await;
-        browser.wait_for(&includes("expected a text (UTF-8) or a picture, got application/pdf")).await;
+        browser
+            .wait_for(&includes("expected a text (UTF-8) or a picture, got application/pdf"))
+            .await;
     }
     give(&browser, "drop", "text/plain", "new Uint8Array(300 << 10)").await;
     browser.wait_for(&includes("expected a text of at most 256 KiB, got 300 KiB")).await;

@@ -122,10 +122,7 @@ async fn versions_of_an_answer_are_kept() {
     browser.press(ENTER).await;
     browser.press(ENTER).await;
     assert_eq!(browser.script(&format!("return {place}")).await, "3 of 3");
-    assert_eq!(
-        texts(&browser, ".question").await,
-        json!(["How much does the violet tent cost?"])
-    );
+    assert_eq!(texts(&browser, ".question").await, json!(["How much does the violet tent cost?"]));
     nothing_went_wrong(&server, &browser).await;
 }
 
@@ -179,7 +176,8 @@ async fn misses_are_explained() {
     browser.click(".why summary").await;
     let why = texts(&browser, ".why").await;
     let why = why[0].as_str().expect("a text");
-    for part in ["tokens computed again: a message differs", "It is the system prompt “Welcome to"] {
+    for part in ["tokens computed again: a message differs", "It is the system prompt “Welcome to"]
+    {
         assert!(why.contains(part), "{why}");
     }
     nothing_went_wrong(&server, &browser).await;
