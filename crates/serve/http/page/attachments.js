@@ -1,11 +1,11 @@
-// What is sent with the next question: a picture and text files. They are pasted, dropped or chosen,
-// shown above the question, and can be removed.
+// What is sent with the next question: a picture and text files. They are pasted, dropped or
+// chosen, shown above the question, and can be removed.
 
 import { announce, byId, bytes, el } from "./dom.js";
 
 /** The types of pictures that the server decodes. */
 const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
-/** Maximum size of a picture in bytes. The server takes 16 MiB in a request, with earlier pictures. */
+/** Maximum size of a picture in bytes. A request has 16 MiB at most, with earlier pictures. */
 const MOST_BYTES = 4 << 20;
 /** Maximum size of a text file in bytes: far more than most contexts have room for. */
 const MOST_TEXT = 256 << 10;
@@ -58,8 +58,8 @@ export function start(onChange) {
 export function serve({ id, input_modalities: modalities }) {
   const takesImages = modalities?.includes("image");
   refusal = takesImages ? "" : `The model ${id} takes no pictures, only text.`;
-  byId("attach").title = `Sends a text file${takesImages ? " or a picture" : ""} with the message. ` +
-    "It can also be pasted, or dropped onto the page.";
+  byId("attach").title = `Sends a text file${takesImages ? " or a picture" : ""} with the ` +
+    "message. It can also be pasted, or dropped onto the page.";
   if (!takesImages && image) attach(null);
 }
 

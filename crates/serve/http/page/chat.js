@@ -276,7 +276,7 @@ function messages(chat) {
   return chat.system ? [{ role: "system", content: chat.system }, ...turns] : turns;
 }
 
-/** Asks the question of a turn, which `place` puts into the current chat, and streams the answer. */
+/** Asks the question of a turn, which `place` puts into the current chat; streams the answer. */
 async function ask(turn, place) {
   const chat = current;
   place();

@@ -67,8 +67,8 @@ function entry(chat, extract) {
 }
 
 /** All words of a chat. */
-const textOf = (chat) =>
-  [chat.name, ...chat.turns.flatMap(({ question, answer }) => [question, answer ?? ""])].join(" \n");
+const textOf = ({ name, turns }) =>
+  [name, ...turns.flatMap(({ question, answer }) => [question, answer ?? ""])].join(" \n");
 
 /** The text around the first place of a word. */
 function around(text, word) {

@@ -234,7 +234,9 @@ function facts(figures) {
 }
 
 function cachedInWords({ prompt, cached, miss }) {
-  if (cached === null) return `${plural(prompt, "prompt token")}; the server hides how many are cached`;
+  if (cached === null) {
+    return `${plural(prompt, "prompt token")}; the server hides how many are cached`;
+  }
   const share = percent(prompt ? cached / prompt : 0);
   const computed = !cached ? "nothing of it was remembered"
     : prompt > cached ? `${count(prompt - cached)} are new` : "";

@@ -2,8 +2,8 @@
 
 import { brief, plural } from "./dom.js";
 
-const PUT_LAST = "What changes from one request to the next, such as the time, costs least at the " +
-  "end of the conversation.";
+const PUT_LAST = "What changes from one request to the next, such as the time, costs least at " +
+  "the end of the conversation.";
 
 /** By reason: why tokens were not in the cache, and what helps. */
 const REASONS = {

@@ -15,24 +15,25 @@ const NUMBER = String.raw`\b(?:0[xX][\da-fA-F_]+|\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\
 const WORD = String.raw`[\p{L}_$][\p{L}\p{N}_$]*`;
 
 const words = (text) => new Set(text.split(/\s+/));
-const COMMON = "if else for while return break continue true false in ";
+const COMMON = "if else for while return break continue true false in";
 const KEYWORDS = {
-  c: words(`${COMMON}abstract as async await bool boolean case catch char class const constructor
- default defer delete do double enum export extends extern final finally float fn from func function
- go goto impl implements import instanceof int interface let long loop macro_rules match mod move mut
- namespace new nil null nullptr override package private protected pub public range ref self Self
- short signed sizeof static struct super switch template this throw throws trait try type typedef
- typename typeof undefined union unsafe unsigned use using var virtual void volatile where
- yield`),
-  python: words(`${COMMON}False None True and as assert async await class def del elif except finally
- from global import is lambda nonlocal not or pass raise try with yield match case
- self`),
-  shell: words(`${COMMON}then fi do done elif esac case function local export echo cd set unset exit
- source begin end def module require unless until class nil self null yes no`),
-  sql: words(`select from where and or not insert into values update delete create table index view
- join left right inner outer on as group order by having limit distinct union all null primary key is
- in exists between like case when then else end local function return nil
- do`),
+  c: words(`${COMMON}
+    abstract as async await bool boolean case catch char class const constructor default defer
+    delete do double enum export extends extern final finally float fn from func function go goto
+    impl implements import instanceof int interface let long loop macro_rules match mod move mut
+    namespace new nil null nullptr override package private protected pub public range ref self Self
+    short signed sizeof static struct super switch template this throw throws trait try type typedef
+    typename typeof undefined union unsafe unsigned use using var virtual void volatile where
+    yield`),
+  python: words(`${COMMON}
+    False None True and as assert async await case class def del elif except finally from global
+    import is lambda match nonlocal not or pass raise self try with yield`),
+  shell: words(`${COMMON}
+    begin case cd class def do done echo elif end esac exit export fi function local module nil no
+    null require self set source then unless unset until yes`),
+  sql: words(`all and as between by case create delete distinct do else end exists from function
+    group having if in index inner insert into is join key left like limit local nil not null on or
+    order outer primary return right select table then union update values view when where`),
   data: words("true false null"),
 };
 
@@ -52,10 +53,12 @@ const KINDS = {
   markup: language("<!--[^]*?(?:-->|$)", `${STRING}|${QUOTED}`, "data"),
 };
 const NAMES = {
-  c: "c h cpp c++ cc hpp cs csharp java js javascript jsx mjs ts typescript tsx go golang swift kotlin kt php scala dart zig css scss cuda wgsl glsl",
+  c: "c h cpp c++ cc hpp cs csharp java js javascript jsx mjs ts typescript tsx go golang swift " +
+    "kotlin kt php scala dart zig css scss cuda wgsl glsl",
   rust: "rust rs",
   python: "python py python3",
-  shell: "sh bash shell zsh fish console ruby rb perl toml yaml yml ini dockerfile makefile cmake r elixir nix",
+  shell: "sh bash shell zsh fish console ruby rb perl toml yaml yml ini dockerfile makefile " +
+    "cmake r elixir nix",
   sql: "sql lua haskell postgres sqlite",
   data: "json jsonc json5",
   markup: "html xml svg",
@@ -80,7 +83,9 @@ export function highlight(code, name) {
 }
 
 function typeOf({ groups }, { keywords, isCaseless }) {
-  if (groups.word === undefined) return Object.keys(groups).find((type) => groups[type] !== undefined);
+  if (groups.word === undefined) {
+    return Object.keys(groups).find((type) => groups[type] !== undefined);
+  }
   const word = isCaseless ? groups.word.toLowerCase() : groups.word;
   return keywords.has(word) ? "keyword" : null;
 }

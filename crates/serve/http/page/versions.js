@@ -2,7 +2,7 @@
 // together with all turns after it, next to the new one.
 //
 // `chat.turns` has the turns that are shown. The first turn of a version has `versions`, the lists
-// of turns of all versions, and `version`, its own index there. The shown one is `null` in the list,
+// of turns of all versions, and `version`, its own index there. The shown one is `null` there,
 // because its turns are those of the chat.
 
 /** Puts a turn in the place of that at `index`, and keeps that one with all after it. */
