@@ -87,7 +87,10 @@ export class TurnView {
       onsubmit: (event) => {
         event.preventDefault();
         const text = field.value.trim();
-        if (text) this.#actions.edit(text);
+        if (!text) return;
+        // The turn stays as another version, with its question.
+        form.replaceWith(this.#question);
+        this.#actions.edit(text);
       },
       onkeydown: (event) => {
         if (event.key === "Escape") close();
