@@ -7,7 +7,6 @@ use crate::browser::{Browser, ENTER};
 use crate::page::{answers, demo, nothing_went_wrong};
 use crate::page_chat::{keep_chat, texts};
 use crate::page_images::give;
-use crate::support::Server;
 
 /// Asks a question; its answer is the last of `count`.
 async fn ask(browser: &Browser, question: &str, count: usize) {

@@ -10,6 +10,17 @@ use crate::support::{EMBEDDING, SCRIPTED, Server, TINY, fail, run};
 
 const CHAT: &str = "/v1/chat/completions";
 
+/// Goal: a server with the demo model takes memory that suits it, unless it is told how much.
+#[tokio::test]
+async fn the_demo_model_has_a_small_pool() {
+    for (flags, mebibytes) in [(&[][..], 64), (&["--kv-memory", "5M"][..], 5)] {
+        let server = Server::start("demo", flags);
+        let bytes = server.get("/v1/cache/stats").await.1["kv_bytes"].as_u64().expect("a count");
+        // The pool has whole blocks.
+        assert_eq!(bytes.div_ceil(1 << 20), mebibytes, "{bytes}");
+    }
+}
+
 /// Goal: each flag that sets an option of the router has its effect.
 #[tokio::test]
 async fn flags_set_the_options_of_the_router() {
