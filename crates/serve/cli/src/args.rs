@@ -41,6 +41,10 @@ const DEFAULT_BLOCK_SIZE: usize = 16;
 /// about ten tokens, fill whole blocks and become branches of the prefix tree.
 const DEMO_BLOCK_SIZE: usize = 4;
 
+/// The default of `--kv-memory` for a server with the demo model, in bytes: the free memory of a
+/// machine is room for millions of tokens of this model of 2 MB, and its numbers say nothing.
+const DEMO_KV_MEMORY: u64 = 64 << 20;
+
 /// The default of `--model`.
 pub(crate) const DEMO: &str = "demo";
 
@@ -81,7 +85,7 @@ pub struct EngineArgs {
     /// Memory for the KV cache, in bytes or with a unit: 536870912, 512M, 1.5G
     ///
     /// Units are K, M, G and T, powers of 1024. By default a part of the memory that is free after
-    /// the model has been loaded.
+    /// the model has been loaded; `stolon serve demo` takes 64M.
     #[arg(long, value_parser = parse_bytes, conflicts_with = "num_blocks", value_name = "BYTES")]
     #[arg(visible_alias = "kv-cache-memory", alias = "kv-cache-memory-bytes")]
     pub kv_memory: Option<u64>,
@@ -301,6 +305,14 @@ impl EngineArgs {
     pub(crate) fn cpu_block_size(&self) -> usize {
         let default = if self.model == DEMO { DEMO_BLOCK_SIZE } else { DEFAULT_BLOCK_SIZE };
         self.block_size.unwrap_or(default)
+    }
+
+    /// Sets the default size of the KV pool of a server with the demo model, in place of the
+    /// engine's default.
+    pub(crate) fn demo_kv_memory(&mut self) {
+        if self.model == DEMO && self.num_blocks.is_none() {
+            self.kv_memory.get_or_insert(DEMO_KV_MEMORY);
+        }
     }
 
     /// Refuses flags that have no effect because the prefix cache is off.

@@ -166,7 +166,8 @@ impl ServeArgs {
     /// # Errors
     /// If the address cannot be bound, the keys cannot be read or the engine cannot be started.
     pub async fn run(self) -> anyhow::Result<()> {
-        let (engine, hosts) = (self.engine.clone(), self.image_hosts.clone());
+        let (mut engine, hosts) = (self.engine.clone(), self.image_hosts.clone());
+        engine.demo_kv_memory();
         self.run_with(async move {
             let mut builder = engine.builder()?;
             if !hosts.is_empty() {

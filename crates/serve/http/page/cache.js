@@ -123,7 +123,8 @@ async function refresh(signal) {
 
 function show(outline, above) {
   const roots = build(outline, memory, above);
-  const size = `${plural(outline.total_tokens, "token")} in ${plural(outline.total_nodes, "node")}`;
+  const size = `Now ${plural(outline.total_tokens, "token")} in ` +
+    `${plural(outline.total_nodes, "piece")}.`;
   byId("tree-size").textContent = outline.total_nodes ? size : "";
   byId("tree-empty").hidden = outline.total_nodes > 0;
   byId("zoom-out").hidden = zoomed.length === 0;
@@ -165,7 +166,7 @@ function zoom(node) {
 }
 
 async function flush() {
-  const question = "Remove everything that is cached, and end all pins?";
+  const question = "Forget all prompts, the pinned ones too? The chats stay.";
   if (!confirm(question)) return;
   zoomed = [];
   try {

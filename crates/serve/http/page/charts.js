@@ -1,6 +1,6 @@
-// Charts of the last two minutes: hit rate, use of the KV pool, the queue, and tokens a second.
+// Charts of the last two minutes: hit rate, memory of the KV pool, requests, and tokens a second.
 
-import { byId, count, el, percent, plural, svg } from "./dom.js";
+import { byId, bytes, count, el, percent, svg } from "./dom.js";
 
 /** Time from the left to the right end, in milliseconds. */
 const SPAN = 120_000;
@@ -21,10 +21,12 @@ class Chart {
   #title;
   element;
 
-  constructor(title) {
+  /** `term` is what engineers call it. */
+  constructor(title, term) {
     this.#title = title;
-    const head = el("p", {}, el("span", {}, title), " ", this.#number, " ", this.#detail,
-      " ", el("span", { className: "as-of", hidden: true }));
+    const head = el("p", {}, el("span", {}, title), " ", this.#number, " ",
+      el("span", { className: "term" }, term),
+      " ", el("span", { className: "as-of", hidden: true }), el("br"), this.#detail);
     const axis = (name, ...labels) =>
       el("div", { className: name, "aria-hidden": "true" }, ...labels);
     this.element = el("figure", {}, head, el("div", { className: "plot" },
@@ -32,7 +34,10 @@ class Chart {
       axis("x-axis", el("span", {}, "−2 min"), el("span", {}, "−1 min"), el("span", {}, "now"))));
   }
 
-  /** Adds a sample: values from 0 to `most` or more, the first of which is drawn filled. */
+  /**
+   * Adds a sample: values from 0 to `most` or more, the first of which is drawn filled. `axis` is a
+   * value in words.
+   */
   add(values, most, number, detail, axis = count) {
     const now = Date.now();
     this.#samples.push({ time: now, values });
@@ -40,7 +45,8 @@ class Chart {
     this.#number.textContent = number;
     this.#detail.textContent = detail;
     const largest = Math.max(most, ...this.#samples.flatMap((sample) => sample.values));
-    const top = most === 1 ? 1 : roundUp(largest);
+    const top = axis === bytes ? 2 ** Math.ceil(Math.log2(largest))
+      : most === 1 ? 1 : roundUp(largest);
     this.#top.textContent = axis(top);
     const label = `${this.#title} over two minutes, now ${number}. ${detail}`;
     this.#graph.setAttribute("aria-label", label);
@@ -85,10 +91,10 @@ function roundUp(value) {
   return [1, 2, 4, 5, 8, 10].map((step) => step * power).find((step) => step >= value) ?? value;
 }
 
-const hits = new Chart("Hit rate");
-const pool = new Chart("KV pool");
-const queue = new Chart("Requests");
-const speed = new Chart("Generated");
+const hits = new Chart("Found in the cache", "hit rate");
+const pool = new Chart("Memory in use", "KV pool");
+const queue = new Chart("Requests", "queue");
+const speed = new Chart("Writing", "decode");
 let before = null;
 let rate = 0;
 
@@ -98,7 +104,7 @@ export function start() {
 }
 
 /** Adds the reply of /v1/cache/stats. */
-export function add({ stats, token_hit_rate: overall }) {
+export function add({ stats, kv_bytes: poolBytes, token_hit_rate: overall }) {
   const now = Date.now();
   // A restarted server counts from zero.
   const last = before && before.stats.completion_tokens <= stats.completion_tokens ? before : null;
@@ -107,14 +113,14 @@ export function add({ stats, token_hit_rate: overall }) {
   // Between requests the chart keeps its last value.
   if (asked > 0) rate = since("cached_tokens") / asked;
   else if (!last) rate = overall;
-  hits.add([rate], 1, percent(rate), `of the latest prompt tokens; ${percent(overall)} of all`,
+  hits.add([rate], 1, percent(rate), `of the latest prompt; ${percent(overall)} of all prompts`,
     percent);
-  const used = stats.blocks_total - stats.blocks_free;
-  const share = used / stats.blocks_total;
-  const shown = share > 0 && share < 0.01 ? "< 1 %" : percent(share);
-  const held = used - stats.blocks_evictable;
-  pool.add([used, held], 16, shown,
-    `${count(used)} of ${plural(stats.blocks_total, "block")}, ${count(held)} held`);
+  const sizeOf = (blocks) => (blocks / stats.blocks_total) * poolBytes;
+  const used = sizeOf(stats.blocks_total - stats.blocks_free);
+  // The rest is evicted when there is no room: it is not lost for new requests.
+  const held = Math.max(used - sizeOf(stats.blocks_evictable), 0);
+  pool.add([used, held], 1 << 20, bytes(used),
+    `of ${bytes(poolBytes)}; ${held ? bytes(held) : "none"} needed right now`, bytes);
   queue.add([stats.running + stats.waiting, stats.waiting], 4,
     count(stats.running + stats.waiting),
     `${count(stats.running)} running, ${count(stats.waiting)} waiting`);
@@ -122,6 +128,7 @@ export function add({ stats, token_hit_rate: overall }) {
   const perSecond = (tokens) => Math.max(tokens, 0) / seconds;
   const generated = perSecond(since("completion_tokens"));
   const prompts = perSecond(since("computed_tokens") - since("completion_tokens"));
-  speed.add([generated], 10, `${count(generated)} tokens/s`, `and ${count(prompts)} prompt tokens/s`);
+  speed.add([generated], 10, `${count(generated)} tokens/s`,
+    `and reading ${count(prompts)} tokens/s of prompts`);
   before = { stats, time: now };
 }

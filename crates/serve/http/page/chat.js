@@ -2,10 +2,14 @@
 
 import { ApiError, client, explain, send, serverSentEvents } from "./api.js";
 import { announce, brief, byId, el } from "./dom.js";
-import * as images from "./images.js";
+import * as attachments from "./attachments.js";
+import * as chatList from "./chats.js";
 import { TurnView } from "./messages.js";
+import { inWords } from "./misses.js";
+import * as models from "./models.js";
 import * as store from "./store.js";
 import * as system from "./system.js";
+import * as versions from "./versions.js";
 
 const DEMO_MODEL = "stolon-demo";
 const DEMO_MODEL_VISION = "stolon-demo-vision";
@@ -30,19 +34,21 @@ const views = new WeakMap();
 export function start(answered) {
   afterAnswer = answered;
   system.start({ changed: changeSystem, warmed: answered });
-  images.start(showQuestions);
+  attachments.start(showQuestions);
+  models.start(serve);
+  chatList.start({ all: kept, current: () => current, open, remove });
   const onClick = (id, action) => byId(id).addEventListener("click", action);
-  onClick("new-chat", () => open(newChat(handbook?.system ?? "")));
-  onClick("same-system", () => open(newChat(current.system)));
+  // With the same system prompt, so that the beginning of its prompts is cached.
+  onClick("new-chat", () => open(newChat(current.system || (handbook?.system ?? ""))));
   onClick("load-handbook", () => changeSystem(handbook.system, true));
-  onClick("load-picture", () => images.attach(example.image));
+  onClick("load-picture", () => attachments.attach(example.image));
   onClick("stop", () => running?.controller.abort());
   onClick("export", () => store.download(
     `${current.name.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40) || "chat"}.md`,
     "text/markdown", store.asMarkdown(current, model)));
   onClick("export-all", () => store.download(
     "stolon-chats.json", "application/json", JSON.stringify(kept(), null, 2)));
-  onClick("delete", removeCurrent);
+  onClick("delete", () => remove(current));
   const closeMenu = () => { byId("menu").open = false; };
   document.addEventListener("click", (event) =>
     (event.target.matches("#menu button") || !event.target.closest("#menu")) && closeMenu());
@@ -67,12 +73,16 @@ export function start(answered) {
   open(chats.find((chat) => chat.id === id) ?? newChat(""));
 }
 
-/** Asks the server for its model. Throws if a key is missing. */
+/** Asks the server for its models. Throws if a key is missing. */
 export async function connect() {
   const { data } = await client("v1/models");
-  model = data[0].id;
-  images.serve(data[0]);
-  byId("model").textContent = model;
+  await serve(models.offer(data));
+}
+
+/** Takes over a model, an entry of `/v1/models`. */
+async function serve(entry) {
+  model = entry.id;
+  attachments.serve(entry);
   document.title = `${model} · Stolon`;
   system.serve(model);
   if (model === DEMO_MODEL_VISION && !example) {
@@ -134,13 +144,14 @@ function keep(chat) {
   byId("chat-error").hidden = !problem;
 }
 
-function removeCurrent() {
-  if (current.turns.length && !confirm(`Delete the chat “${current.name}”?`)) return;
-  if (running?.chat === current) running.controller.abort();
-  store.remove(current);
-  chats = chats.filter((chat) => chat !== current);
+function remove(chat) {
+  if (chat.turns.length && !confirm(`Delete the chat “${chat.name}”?`)) return;
+  if (running?.chat === chat) running.controller.abort();
+  store.remove(chat);
+  chats = chats.filter((other) => other !== chat);
   announce("The chat is deleted.");
-  open(chats[0] ?? newChat(current.system));
+  if (chat === current) open(chats[0] ?? newChat(current.system));
+  else show();
 }
 
 function changeSystem(text, isShown = false) {
@@ -152,19 +163,15 @@ function changeSystem(text, isShown = false) {
 
 /** Shows the current chat. */
 function show() {
-  const entry = (chat) =>
-    el("button", {
-      type: "button", "aria-pressed": String(chat === current), title: chat.name,
-      onclick: () => open(chat),
-    }, chat.name);
-  const listed = chats.filter((chat) => chat.turns.length || chat === current);
-  byId("chats").replaceChildren(...(listed.length > 1 ? listed.map(entry) : []));
+  byId("chat-heading").textContent = byId("chat-heading").title = current.name;
+  chatList.update();
   system.show(current.system);
   byId("messages").replaceChildren(...current.turns.map((turn) => viewOf(current, turn).element));
-  byId("demo-note").hidden = !handbook || kept().length > 2;
-  byId("picture-note").hidden = !example || kept().length > 2;
+  const isNew = !current.turns.length;
+  byId("demo-note").hidden = !handbook || !isNew;
+  byId("picture-note").hidden = !example || !isNew;
   byId("load-handbook").hidden = !handbook || current.system === handbook.system;
-  byId("delete").disabled = byId("export").disabled = !current.turns.length;
+  byId("delete").disabled = byId("export").disabled = isNew;
   byId("export-all").disabled = !kept().length;
   showQuestions();
   scrollDown(true);
@@ -179,6 +186,7 @@ function viewOf(chat, turn) {
       edit: (text) => askAgain(chat, turn, text),
       regenerate: () => askAgain(chat, turn, turn.question),
       remove: () => removeTurn(chat, turn),
+      choose: (number, button) => chooseVersion(chat, turn, number, button),
     });
     view.showFigures();
     views.set(turn, view);
@@ -186,44 +194,70 @@ function viewOf(chat, turn) {
   return views.get(turn);
 }
 
-/** Removes a turn and all after it, and asks the question again. */
+/** Asks a question again, or another one. The turn and all after it are kept as a version. */
 function askAgain(chat, turn, question) {
   if (running) return;
-  chat.turns.length = chat.turns.indexOf(turn);
-  ask(question, turn.image);
+  const { image, files } = turn;
+  const again = { question, ...(image && { image }), ...(files && { files }) };
+  ask(again, () => versions.replace(chat, chat.turns.indexOf(turn), again));
+}
+
+/** Shows another version of a turn, with the focus on the same button. */
+function chooseVersion(chat, turn, number, button) {
+  if (running?.chat === chat) return;
+  const index = chat.turns.indexOf(turn);
+  versions.choose(chat, index, number);
+  keep(chat);
+  show();
+  const view = viewOf(chat, chat.turns[index]);
+  view.showFigures();
+  view.element.scrollIntoView({ block: "nearest" });
+  view.focusVersion(button);
+  announce(`Version ${number + 1} of ${chat.turns[index].versions.length}`);
 }
 
 function removeTurn(chat, turn) {
-  if (running?.turn === turn) running.controller.abort();
-  chat.turns.splice(chat.turns.indexOf(turn), 1);
+  if (running?.chat === chat) running.controller.abort();
+  versions.remove(chat, chat.turns.indexOf(turn));
   if (chat.turns.length) keep(chat);
   else store.remove(chat);
-  if (chat.turns.length) viewOf(chat, chat.turns.at(-1)).showFigures();
+  for (const left of chat.turns) viewOf(chat, left).showFigures();
   announce("The question and its answer are deleted.");
   show();
 }
 
-/** Example questions, while a demo model has its handbook or its picture. */
+/**
+ * Example questions, while a demo model has its handbook or its picture. Those about the handbook
+ * have a chat each, so that the tree of prefixes branches.
+ */
 function showQuestions() {
-  const asked = new Set(current.turns.map((turn) => turn.question));
-  const offered = handbook && current.system === handbook.system ? handbook.questions
+  const isAboutBook = handbook && current.system === handbook.system;
+  const offered = isAboutBook ? handbook.questions
     : example && latestImage() === example.image ? example.questions : [];
+  const asked = new Set((isAboutBook ? kept().filter(({ system }) => system === current.system)
+    : [current]).flatMap((chat) => chat.turns.map((turn) => turn.question)));
+  const start = (question) => {
+    if (isAboutBook && current.turns.length) open(newChat(handbook.system));
+    askNext(question);
+  };
   const button = (question) =>
-    el("button", { type: "button", disabled: running !== null, onclick: () => askNext(question) },
+    el("button", { type: "button", disabled: running !== null, onclick: () => start(question) },
       question);
   const left = offered.filter((question) => !asked.has(question));
-  byId("questions").replaceChildren(...left.slice(0, kept().length ? 3 : 5).map(button));
+  const hint = isAboutBook && current.turns.length && left.length
+    ? el("span", { className: "quiet" }, "In a chat of its own:") : "";
+  byId("questions").replaceChildren(
+    ...[hint].filter(Boolean), ...left.slice(0, kept().length ? 3 : 5).map(button));
 }
 
 /** The picture that the next question is about, or nothing. */
 const latestImage = () =>
-  images.current() ?? current.turns.findLast((turn) => turn.image)?.image;
+  attachments.picture() ?? current.turns.findLast((turn) => turn.image)?.image;
 
-/** Asks a question with the picture that is attached, if there is one. */
+/** Asks a question with what is attached. */
 function askNext(question) {
-  const image = images.current();
-  images.attach(null);
-  ask(question, image);
+  const turn = { question, ...attachments.take() };
+  ask(turn, () => current.turns.push(turn));
 }
 
 function sampling() {
@@ -234,41 +268,37 @@ function sampling() {
 
 /** The messages of a chat. A turn without an answer is not part of later prompts. */
 function messages(chat) {
-  const turns = chat.turns.flatMap(({ question, answer, image }, index) => {
-    if (!answer && index < chat.turns.length - 1) return [];
-    const asked = { role: "user", content: image ? parts(image, question) : question };
-    return answer ? [asked, { role: "assistant", content: answer }] : [asked];
+  const turns = chat.turns.flatMap((turn, index) => {
+    if (!turn.answer && index < chat.turns.length - 1) return [];
+    const asked = { role: "user", content: attachments.contentOf(turn) };
+    return turn.answer ? [asked, { role: "assistant", content: turn.answer }] : [asked];
   });
   return chat.system ? [{ role: "system", content: chat.system }, ...turns] : turns;
 }
 
-/** The parts of a message with a picture, which comes before its text. */
-const parts = (url, text) =>
-  [{ type: "image_url", image_url: { url } }, { type: "text", text }];
-
-/** Sends a question in the current chat, with a picture or without, and streams the answer. */
-async function ask(question, image) {
+/** Asks the question of a turn, which `place` puts into the current chat; streams the answer. */
+async function ask(turn, place) {
   const chat = current;
-  const turn = image ? { question, image } : { question };
-  const previous = chat.turns.at(-1);
-  if (!chat.turns.length) chat.name = brief(question, 40);
-  chat.turns.push(turn);
-  if (previous) viewOf(chat, previous).showFigures();
+  place();
+  if (chat.turns.length === 1) chat.name = brief(turn.question, 40);
   const view = viewOf(chat, turn);
+  const asked = model;
   setRunning({ chat, turn, controller: new AbortController() });
   view.begin();
   keep(chat);
   show();
+  const sent = messages(chat);
   const reply = { usage: null, reason: null, miss: null };
   let isStopped = false;
   try {
-    await stream(messages(chat), view, reply);
+    await stream(sent, view, reply);
   } catch (error) {
     isStopped = error.name === "AbortError";
     if (!isStopped) turn.error = explain(error);
   }
   setRunning(null);
-  view.finish(reply.usage, isStopped ? "stopped" : reply.reason, reply.miss);
+  if (models.areSeveral()) turn.model = asked;
+  view.finish(reply.usage, isStopped ? "stopped" : reply.reason, inWords(reply.miss, sent));
   announce(`Answer: ${turn.answer || turn.error || "none"}. ${view.summary}`);
   if (chat.turns.includes(turn)) keep(chat);
   showQuestions();
@@ -298,6 +328,7 @@ async function stream(messages, view, reply) {
 function setRunning(state) {
   running = state;
   byId("stop").hidden = !state;
+  byId("messages").classList.toggle("answering", Boolean(state));
   byId("send").hidden = Boolean(state);
   const focused = document.activeElement;
   if (focused === document.body || focused?.closest("#questions")) byId("question").focus();

@@ -31,10 +31,19 @@ const whole = new Intl.NumberFormat("en");
 export const count = (number) => whole.format(Math.round(number));
 
 /** A number of things, such as "1 token" or "1,056 tokens". */
-export const plural = (number, thing) => `${count(number)} ${thing}${number === 1 ? "" : "s"}`;
+export const plural = (number, thing, things = `${thing}s`) =>
+  `${count(number)} ${number === 1 ? thing : things}`;
 
 /** A share from 0 to 1 as a percentage. */
 export const percent = (share) => `${Math.round(share * 100)} %`;
+
+/** A number of bytes, with a unit that suits it. */
+export function bytes(number) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const unit = units.findIndex((_, power) => number < 1024 ** (power + 1));
+  const value = number / 1024 ** unit;
+  return `${value < 10 && unit ? +value.toFixed(1) : count(value)} ${units[unit]}`;
+}
 
 /** A time in milliseconds, with a unit that suits it. */
 export function duration(ms) {

@@ -95,12 +95,12 @@ export function age(node, outline) {
 function describe() {
   byId("inspector").hidden = false;
   const facts = [
-    `${plural(shown.tokens, "token")} (to here ${count(shown.path)})`,
-    plural(shown.locks, "reference"),
-    plural(shown.hits, "hit"),
+    `${plural(shown.tokens, "token")} (${count(shown.path)} from the beginning of the prompt)`,
+    `held by ${plural(shown.locks, "request or pin", "requests or pins")}`,
+    `found ${plural(shown.hits, "time")}`,
     age(shown, latest),
   ];
-  if (evicted) facts.unshift("evicted");
+  if (evicted) facts.unshift("forgotten");
   else if (!isPresent) facts.unshift("no longer in the picture");
   byId("facts").textContent = facts.join(" · ");
   byId("salt-field").hidden = !shown.namespace;
@@ -168,7 +168,7 @@ async function evict() {
   const { blocks } = await operator("v1/cache/evict", { body: request });
   if (!blocks) {
     const why = shown.locks ? "a request or a pin holds it" : "its salt is another, or it has gone";
-    throw new Error(`Nothing was evicted: ${why}`);
+    throw new Error(`Nothing was forgotten: ${why}`);
   }
   announce(`Evicted ${plural(blocks, "block")}`);
   // Blocks that requests and pins hold are not evicted.

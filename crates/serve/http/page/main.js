@@ -55,10 +55,20 @@ function showConnection(problem) {
 
 const CACHE_HIDDEN = "stolon-cache-hidden";
 
-/** Shows the chat alone, or the prefix cache next to it. */
+/** Whether the screen has room for the chat or the cache, not for both. */
+const narrow = matchMedia("(max-width: 860px)");
+
+/** Shows the chat alone, or the prefix cache next to it; on a narrow screen in its place. */
 function showCache(isShown) {
+  const button = byId("toggle-cache");
   byId("cache").hidden = !isShown;
-  byId("toggle-cache").setAttribute("aria-pressed", String(isShown));
+  byId("chat").hidden = isShown && narrow.matches;
+  button.textContent = byId("chat").hidden ? "Chat" : "Cache";
+  if (narrow.matches) {
+    button.removeAttribute("aria-pressed");
+    return;
+  }
+  button.setAttribute("aria-pressed", String(isShown));
   try {
     localStorage.setItem(CACHE_HIDDEN, isShown ? "" : "yes");
   } catch {
@@ -75,7 +85,9 @@ function isCacheHidden() {
 }
 
 byId("toggle-cache").addEventListener("click", () => showCache(byId("cache").hidden));
-showCache(!isCacheHidden());
+byId("skip-to-cache").addEventListener("click", () => showCache(true));
+narrow.addEventListener("change", () => showCache(!narrow.matches && !isCacheHidden()));
+showCache(!narrow.matches && !isCacheHidden());
 charts.start();
 cache.start(charts.add);
 chat.start(cache.soon);

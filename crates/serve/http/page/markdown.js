@@ -3,6 +3,7 @@
 
 import { lexer } from "./marked.js";
 import { el } from "./dom.js";
+import { highlight } from "./syntax.js";
 
 /** Longer texts are shown as they are, because splitting them would make the page slow. */
 const MOST_TEXT = 200_000;
@@ -67,7 +68,7 @@ function code(token) {
   const language = (token.lang ?? "").split(/\s/)[0].slice(0, 30);
   const head = el("div", { className: "code-head" }, el("span", {}, language), copy);
   const text = el("pre", { tabIndex: 0, "aria-label": `Code ${language}`.trim(), role: "region" },
-    el("code", {}, token.text));
+    el("code", {}, ...highlight(token.text, language)));
   return el("div", { className: "code" }, head, text);
 }
 

@@ -1,7 +1,7 @@
 // Shows a turn: the question, the answer as Markdown, the bar of cached and computed prompt tokens
 // with the times, and the buttons.
 
-import { count, duration, el, percent, plural } from "./dom.js";
+import { bytes, count, duration, el, percent, plural } from "./dom.js";
 import { copyText, Markdown } from "./markdown.js";
 
 /** Maximum number of times per second that a growing answer is drawn. */
@@ -14,32 +14,18 @@ const NOTES = {
   stopped: "stopped",
 };
 
-/** Why tokens of a prompt were not cached, by the reason in the header `x-stolon-cache`. */
-const REASONS = {
-  evicted: "they had been evicted",
-  not_computed: "an earlier request with them was not completed",
-  no_checkpoint: "no checkpoint of the model's state is there",
-  options_changed: "the settings of the chat template have changed",
-  message_changed: "a message has changed",
-  message_removed: "a message was removed",
-  message_inserted: "a message was inserted",
-  answer_changed: "an answer has changed",
-  reasoning_changed: "the reasoning of an answer has changed",
-  template_changed: "the chat template shows earlier messages differently",
-  other_tokens: "the same text has other tokens",
-};
+const action = (name, title, onclick, className = "") =>
+  el("button", { type: "button", title, onclick, className }, name);
+/** The class of buttons that begin an answer or replace one: not while another answer grows. */
+const IDLE = "idle-only";
 
-/** The header in words; an empty text if there is none. */
-function missInWords(miss) {
-  if (!miss) return "";
-  const fields = Object.fromEntries(miss.split(", ").map((field) => field.split("=")));
-  const reason = REASONS[fields.reason] ?? fields.reason;
-  return `${plural(Number(fields.lost), "token")} computed again: ${reason}`;
-}
+/** Maximum length of a file's text that is shown, in characters. */
+const MOST_TEXT = 20_000;
 
-const action = (name, title, onclick) => el("button", { type: "button", title, onclick }, name);
-
-/** A turn of a chat, which may be growing. `actions` has `edit`, `regenerate` and `remove`. */
+/**
+ * A turn of a chat, which may be growing. `actions` has `edit`, `regenerate`, `remove` and `choose`
+ * (another version), and `isLast`.
+ */
 export class TurnView {
   #turn;
   #actions;
@@ -72,13 +58,16 @@ export class TurnView {
     const buttons = el("div", { className: "actions" },
       action("Copy", "Copy the question", (event) =>
         copyText(event.target, this.#turn.question)),
-      action("Edit", "Change the question and ask again", () => this.#edit()),
+      action("Edit", "Change the question and ask again", () => this.#edit(), IDLE),
       action("Delete", "Delete the question and its answer", () => this.#actions.remove()));
     return el("div", { className: "question-box" },
       el("article", { className: "message question", "aria-label": "You" },
         this.#turn.image ? el("img", {
           className: "sent-image", src: this.#turn.image, alt: "Your picture",
         }) : null,
+        ...(this.#turn.files ?? []).map(({ name, text }) => el("details", { className: "file" },
+          el("summary", {}, name, " ", el("span", { className: "quiet" }, bytes(text.length))),
+          el("pre", { className: "text", tabIndex: 0 }, text.slice(0, MOST_TEXT)))),
         this.#turn.question),
       buttons);
   }
@@ -98,7 +87,10 @@ export class TurnView {
       onsubmit: (event) => {
         event.preventDefault();
         const text = field.value.trim();
-        if (text) this.#actions.edit(text);
+        if (!text) return;
+        // The turn stays as another version, with its question.
+        form.replaceWith(this.#question);
+        this.#actions.edit(text);
       },
       onkeydown: (event) => {
         if (event.key === "Escape") close();
@@ -110,7 +102,7 @@ export class TurnView {
       el("button", { type: "submit", className: "primary" }, "Ask again"),
       el("button", { type: "button", onclick: close }, "Cancel"),
       this.#actions.isLast ? null
-        : el("span", { className: "quiet" }, "The turns after it are removed.")));
+        : el("span", { className: "quiet" }, "The turns after it stay as another version.")));
     this.#question.replaceWith(form);
     field.focus();
   }
@@ -147,7 +139,7 @@ export class TurnView {
 
   /**
    * Keeps the figures of the answer: the server's `usage`, why the answer has ended, and why tokens
-   * of its prompt were not cached.
+   * of its prompt were not cached, in words.
    */
   finish(usage, reason, miss) {
     clearTimeout(this.#timer);
@@ -159,7 +151,8 @@ export class TurnView {
       total: performance.now() - this.#start,
       last: this.#first ? this.#last - this.#start : null,
       note: NOTES[reason] ?? "",
-      miss: missInWords(miss),
+      miss: miss?.reason ?? "",
+      help: miss?.help ?? "",
     };
     this.#draw();
     this.showFigures();
@@ -180,15 +173,41 @@ export class TurnView {
       if (figures.prompt && figures.cached !== null) parts.push(bar(figures));
       const list = el("ul", { className: "answer-facts" });
       list.append(...facts(figures).map((fact) => el("li", {}, fact)));
+      if (this.#turn.model) list.append(el("li", {}, `by ${this.#turn.model}`));
       parts.push(list);
+      if (figures.help) {
+        parts.push(el("details", { className: "why" }, el("summary", {}, figures.miss),
+          el("p", {}, figures.help)));
+      }
     }
     this.#figures.replaceChildren(...parts);
     const again = answer ? "Regenerate" : "Try again";
     this.#buttons.replaceChildren(...[
+      ...this.#versions(),
       answer ? action("Copy", "Copy the answer", (event) => copyText(event.target, answer)) : null,
-      this.#actions.isLast
-        ? action(again, "Ask the same question again", () => this.#actions.regenerate()) : null,
+      action(again, "Ask the same question again", () => this.#actions.regenerate(), IDLE),
     ].filter(Boolean));
+  }
+
+  /** The buttons that lead to the other versions of the turn. */
+  #versions() {
+    const { versions, version } = this.#turn;
+    if (!versions) return [];
+    const step = (name, sign, by) => el("button", {
+      type: "button", title: `${name} version`, "aria-label": `${name} version`,
+      className: `version ${IDLE}`,
+      disabled: versions[version + by] === undefined,
+      onclick: () => this.#actions.choose(version + by, by),
+    }, sign);
+    const place = el("span", { className: "quiet" }, `${version + 1} of ${versions.length}`);
+    return [step("Previous", "‹", -1), place, step("Next", "›", 1)];
+  }
+
+  /** Moves the focus to the button of the previous (-1) or next (1) version, or the other one. */
+  focusVersion(by) {
+    const buttons = [...this.#buttons.querySelectorAll(".version")];
+    const [first, other] = by < 0 ? buttons : buttons.reverse();
+    (first.disabled ? other : first).focus({ preventScroll: true });
   }
 
   /** The figures in words. */
@@ -201,10 +220,10 @@ const rate = (tokensPerSecond) =>
   `${tokensPerSecond < 10 ? tokensPerSecond.toFixed(1) : count(tokensPerSecond)} tokens/s`;
 
 function facts(figures) {
-  const { prompt, generated, first, last, total, note, miss } = figures;
+  const { prompt, generated, first, last, total, note, miss, help } = figures;
   const facts = [];
   if (prompt !== null) facts.push(cachedInWords(figures));
-  if (miss) facts.push(miss);
+  if (miss && !help) facts.push(miss);
   if (first !== null) facts.push(`first token after ${duration(first)}`);
   if (generated) {
     const seconds = (last - first) / 1000;
@@ -217,21 +236,28 @@ function facts(figures) {
   return facts;
 }
 
-function cachedInWords({ prompt, cached }) {
-  if (cached === null) return `${plural(prompt, "prompt token")}; the server hides how many are cached`;
+function cachedInWords({ prompt, cached, miss }) {
+  if (cached === null) {
+    return `${plural(prompt, "prompt token")}; the server hides how many are cached`;
+  }
   const share = percent(prompt ? cached / prompt : 0);
-  return `${count(cached)} of ${plural(prompt, "prompt token")} cached (${share})`;
+  const computed = !cached ? "nothing of it was remembered"
+    : prompt > cached ? `${count(prompt - cached)} are new` : "";
+  return `${count(cached)} of ${plural(prompt, "prompt token")} (${share}) from the cache` +
+    (computed && !miss ? `, ${computed}` : "");
 }
 
 function bar(figures) {
   const { prompt, cached } = figures;
-  const part = (name, tokens) => {
-    const box = el("span", { className: name, title: `${plural(tokens, "token")} ${name}` },
-      tokens / prompt > 0.15 ? `${count(tokens)} ${name}` : "");
+  const part = (name, tokens, words) => {
+    const box = el("span", { className: name, title: `${plural(tokens, "token")} ${words}` },
+      tokens / prompt > 0.2 ? `${count(tokens)} ${words}` : "");
     box.style.flexGrow = tokens;
     return box;
   };
-  return el("div", { className: "bar", role: "img", "aria-label": cachedInWords(figures) },
-    cached ? part("cached", cached) : null,
-    prompt > cached ? part("computed", prompt - cached) : null);
+  const stripe = el("div", { className: "bar", role: "img", "aria-label": cachedInWords(figures) },
+    cached ? part("cached", cached, "from the cache") : null,
+    prompt > cached ? part("computed", prompt - cached, "computed") : null);
+  return el("div", { className: "stripe" },
+    el("span", { title: "All that the model has read for this answer" }, "Prompt"), stripe);
 }

@@ -8,6 +8,8 @@ import { age, textOf } from "./inspector.js";
 const STATES = { cached: "cached", used: "in use", pinned: "pinned", rest: "not shown" };
 /** Maximum height of the picture, as a share of the window's height. */
 const MOST_HEIGHT = 0.42;
+/** Typical width of a letter, and the least room for a label next to its node, in pixels. */
+const [LETTER, LEAST_ROOM] = [7, 100];
 
 let roots = [];
 let outline = { latest_use: 0 };
@@ -47,6 +49,7 @@ export function draw(newRoots, newOutline, zoomed) {
   [roots, outline, isZoomed] = [newRoots, newOutline, zoomed];
   byId("tree").hidden = byId("tree-keys").hidden = asTable || roots.length === 0;
   byId("table").hidden = !asTable || roots.length === 0;
+  byId("rest-legend").hidden = ![...walk(roots)].some((node) => node.rest);
   if (asTable) drawTable();
   else place();
 }
@@ -93,7 +96,14 @@ function fill(element, node) {
   style.top = `${node.top}px`;
   style.width = `${Math.max(node.width - 1, 3)}px`;
   style.height = `${Math.max(node.height - 1, 3)}px`;
-  const size = node.height < 16 ? " low" : node.height > 34 ? " tall" : "";
+  const words = node.rest ? `+${count(node.rest)}` : label(node.text ?? "", 80);
+  // Nothing is to the right of a node without children, so a label that is too long has room there.
+  const room = byId("tree").clientWidth - node.left - node.width - 8;
+  const isOutside = !node.children.length && room > LEAST_ROOM
+    && words.length * LETTER > node.width;
+  style.setProperty("--right", `${node.width}px`);
+  style.setProperty("--room", `${room}px`);
+  const size = (node.height > 34 ? " tall" : "") + (isOutside ? " outside" : "");
   element.className = `node ${node.state}${size}`;
   const siblings = node.parent ? node.parent.children : roots;
   element.setAttribute("aria-level", node.depth);
@@ -102,17 +112,23 @@ function fill(element, node) {
   element.setAttribute("aria-selected", String(node.key === focused));
   if (node.children.length) element.setAttribute("aria-expanded", "true");
   else element.removeAttribute("aria-expanded");
-  const [words, numbers] = element.children;
-  words.textContent = node.rest ? `+${count(node.rest)}` : label(node.text ?? "", 80);
-  numbers.textContent = node.rest ? "" : plural(node.tokens, "token");
-  element.setAttribute("aria-label", `${words.textContent} ${describe(node)}`);
+  const [text, numbers] = element.children;
+  text.textContent = words;
+  numbers.textContent = node.rest ? "" : sizeOf(node);
+  element.setAttribute("aria-label", `${words} ${describe(node)}`);
+}
+
+/** The size of a node, and how many continuations share it. */
+function sizeOf({ tokens, children }) {
+  const size = plural(tokens, "token");
+  return children.length > 1 ? `${size}, shared by ${count(children.length)}` : size;
 }
 
 /** The size and the state of a node in one line. */
 function describe(node) {
-  const size = plural(node.tokens, "token");
-  if (node.rest) return `smaller ${node.rest === 1 ? "node" : "nodes"}, ${size}`;
-  return [size, STATES[node.state], plural(node.hits, "hit")].join(", ");
+  const size = sizeOf(node);
+  if (node.rest) return `smaller ${node.rest === 1 ? "piece" : "pieces"}, ${size}`;
+  return [size, STATES[node.state], `found ${plural(node.hits, "time")}`].join(", ");
 }
 
 function focus(node) {
@@ -151,7 +167,8 @@ async function tip(element) {
   if (!node) return;
   const facts = el("strong", {}, (node.rest ? `${count(node.rest)} ` : "") + describe(node));
   const text = el("span", {}, node.rest ? "" : brief(node.text ?? "", 200));
-  const use = node.rest ? "" : `${plural(node.locks, "reference")}, ${age(node, outline)}`;
+  const use = node.rest ? ""
+    : `held by ${plural(node.locks, "request or pin", "requests or pins")}, ${age(node, outline)}`;
   box.replaceChildren(facts, el("span", { className: "quiet" }, use), text);
   const at = element.getBoundingClientRect();
   const left = Math.min(at.left, innerWidth - box.offsetWidth - 8);
@@ -167,10 +184,10 @@ function drawTable() {
   const box = byId("table");
   const scroll = box.scrollTop;
   const id = document.activeElement?.dataset?.row;
-  const head = ["Text", "State", "Tokens", "To here", "References", "Hits", "Last use"];
+  const head = ["Text", "State", "Tokens", "From the beginning", "Held by", "Found", "Last use"];
   const row = (node) => {
     if (node.rest) {
-      const name = el("th", { scope: "row" }, `+ ${plural(node.rest, "smaller node")}`);
+      const name = el("th", { scope: "row" }, `+ ${plural(node.rest, "smaller piece")}`);
       const rest = Array.from({ length: 4 }, () => el("td"));
       return el("tr", {}, name, el("td"), el("td", {}, count(node.tokens)), ...rest);
     }

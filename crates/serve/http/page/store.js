@@ -2,10 +2,11 @@
 // same chats.
 //
 // A chat has `id`, `name`, `system`, `changed` (when, in milliseconds) and `turns`. A turn has
-// `question` and, if there are any, `image` (a data URL), `answer`, `reasoning`, `figures` and
-// `error`.
+// `question` and, if there are any, `image` (a data URL), `files` (`name` and `text`), `answer`,
+// `reasoning`, `figures`, `error`, and the other `versions` of the conversation from there on.
 
 import { el } from "./dom.js";
+import { areTurns } from "./versions.js";
 
 const PREFIX = "stolon-chat/";
 /** Maximum number of chats that are kept. */
@@ -29,10 +30,7 @@ export function load() {
 function read(json) {
   try {
     const { id, name, system, changed, turns } = JSON.parse(json);
-    const isTurn = (turn) =>
-      typeof turn?.question === "string" && (turn.answer ?? "").constructor === String &&
-      (turn.image === undefined || String(turn.image).startsWith("data:image/"));
-    if (typeof id !== "string" || !Array.isArray(turns) || !turns.every(isTurn)) return null;
+    if (typeof id !== "string" || !areTurns(turns)) return null;
     return {
       id, name: String(name ?? ""), system: String(system ?? ""), changed: Number(changed) || 0,
       turns,
@@ -82,8 +80,10 @@ export function watch(changed) {
 export function asMarkdown(chat, model) {
   const parts = [`# ${chat.name}`, model && `Model: ${model}`];
   if (chat.system) parts.push("## System prompt", chat.system);
-  for (const { question, answer, image } of chat.turns) {
-    parts.push("## You", image && "(with a picture)", question, "## Answer", answer || "(none)");
+  for (const { question, answer, image, files = [] } of chat.turns) {
+    const names = [image && "a picture", ...files.map(({ name }) => name)].filter(Boolean);
+    const attached = names.length ? `(with ${names.join(", ")})` : "";
+    parts.push("## You", attached, question, "## Answer", answer || "(none)");
   }
   return `${parts.filter(Boolean).join("\n\n")}\n`;
 }

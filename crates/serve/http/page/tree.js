@@ -6,8 +6,9 @@
 
 /** Smallest width of a node in pixels, unless a chain is so long that it would not fit. */
 const LEAST_WIDTH = 120;
-const LEAST_HEIGHT = 9;
-const MOST_HEIGHT = 56;
+/** Height of a row in pixels: at least that of a label, so that each node has one. */
+const LEAST_HEIGHT = 20;
+const MOST_HEIGHT = 60;
 /** Maximum number of keys that a memory keeps of removed nodes, which may come back. */
 const MOST_KEYS = 5000;
 

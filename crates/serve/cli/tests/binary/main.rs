@@ -30,6 +30,7 @@ mod log;
 mod page;
 mod page_chat;
 mod page_images;
+mod page_newcomers;
 mod readme;
 mod root_path;
 mod serve_flags;

@@ -62,20 +62,20 @@ async fn a_newcomer_sees_the_cache_at_work() {
     assert_eq!(cached_tokens(&server).await, 0);
     assert_eq!(browser.script("return document.querySelector('.bar .cached')").await, Value::Null);
 
+    // The next question has a chat of its own, and so branches off.
     browser.click("#questions button").await;
-    answers(&browser, 2).await;
+    browser.wait_for("document.querySelector('#chat-count').innerText === '2'").await;
+    answers(&browser, 1).await;
     let bar = "document.querySelector('.turn:last-child .bar')";
     let cached = browser.script(&format!("return {bar}.querySelector('.cached').title")).await;
-    let cached = cached.as_str().and_then(|text| text.strip_suffix(" tokens cached"));
+    let cached = cached.as_str().and_then(|text| text.strip_suffix(" tokens from the cache"));
     let cached: u64 = cached.expect("tokens").replace(',', "").parse().expect("a number");
     assert_eq!(cached, cached_tokens(&server).await);
     assert!(cached > 1000, "{cached}");
 
-    // Another chat with the same handbook branches off.
-    browser.click("#same-system").await;
-    browser.click("#questions button:nth-child(3)").await;
-    answers(&browser, 1).await;
     browser.wait_for(&format!("{NODES} === 3")).await;
+    let shared = "document.querySelector('#tree .numbers').innerText.endsWith('shared by 2')";
+    browser.wait_for(shared).await;
 
     let first = "#tree [role=treeitem]";
     browser.click(first).await;
@@ -149,7 +149,7 @@ async fn the_keyboard_is_enough() {
     browser.press("How many steps does the iron lighthouse have?").await;
     browser.press(ENTER).await;
     answers(&browser, 1).await;
-    tab_to(&browser, "#same-system").await;
+    tab_to(&browser, "#new-chat").await;
     browser.press(ENTER).await;
     browser.press("Who owns the speckled goat?").await;
     browser.press(ENTER).await;
@@ -269,13 +269,18 @@ async fn thousands_of_prefixes_are_joined() {
     let browser = Browser::start().await;
     browser.resize(360, 740).await;
     browser.open(&server.url("/")).await;
+    browser.click("#toggle-cache").await;
     browser.wait_for(&format!("{NODES} > 100")).await;
     let shown = browser.script(&format!("return {NODES}")).await.as_u64().expect("a count");
     let (_, outline) = server.get("/v1/cache/outline").await;
     let total = outline["total_nodes"].as_u64().expect("a count");
     assert!(total > 2000 && shown <= 501, "{shown} of {total}");
     let rest = browser.wait_for("document.querySelector('#tree .rest').ariaLabel").await;
-    assert!(rest.as_str().is_some_and(|text| text.contains("smaller node")), "{rest}");
+    assert!(rest.as_str().is_some_and(|text| text.contains("smaller piece")), "{rest}");
+    let lowest = "Math.min(...[...document.querySelectorAll('#tree .words')]\
+                  .map((words) => words.getBoundingClientRect().height))";
+    let lowest = browser.script(&format!("return {lowest}")).await.as_f64().expect("a number");
+    assert!(lowest >= 15.0, "each row has a label: {lowest}");
     let width = browser.script("return document.documentElement.scrollWidth").await;
     assert!(width.as_u64() <= Some(360), "nothing is wider than the screen: {width}");
     nothing_went_wrong(&server, &browser).await;
@@ -328,8 +333,8 @@ async fn the_reference_page_can_be_searched() {
     nothing_went_wrong(&server, &browser).await;
 }
 
-/// Goal: axe finds no accessibility problem, in light and dark, as a picture and as a table.
-/// `STOLON_AXE` names the file axe.min.js.
+/// Goal: axe finds no accessibility problem, in light and dark, as a picture and as a table, on a
+/// phone, and in the list of chats. `STOLON_AXE` names the file axe.min.js.
 #[tokio::test]
 #[ignore = "needs chromium, chromium-driver and axe-core; .ci/run runs it"]
 async fn axe_finds_nothing() {
@@ -338,29 +343,40 @@ async fn axe_finds_nothing() {
     let (server, browser) = demo(&[]).await;
     browser.wait_for("document.querySelectorAll('#questions button').length").await;
     for question in 1..=2 {
-        browser.click(&format!("#questions button:nth-child({question})")).await;
+        browser.click("#questions button").await;
+        browser
+            .wait_for(&format!("document.querySelector('#chat-count').innerText === '{question}'"))
+            .await;
         answers(&browser, 1).await;
-        browser.click("#same-system").await;
     }
+    // Another version of the answer.
+    browser.click(".answer .actions button:last-child").await;
+    browser.wait_for("document.querySelector('.answer .version')").await;
     browser.wait_for(&format!("{NODES} === 3")).await;
     browser.click("#tree [role=treeitem]").await;
     browser
         .script("document.querySelectorAll('details').forEach((box) => { box.open = true; })")
         .await;
     browser.script(&axe).await;
-    for (dark, table, width) in
-        [(false, false, 1360), (true, false, 1360), (true, true, 1360), (false, false, 390)]
-    {
+    for (dark, click, width) in [
+        (false, None, 1360),
+        (true, None, 1360),
+        (true, Some("#as-table"), 1360),
+        (false, None, 390),
+        (true, Some("#toggle-cache"), 390),
+        (true, Some("#toggle-cache"), 390),
+        (true, Some("#open-chats"), 390),
+    ] {
         browser.dark(dark).await;
         browser.resize(width, 900).await;
-        if table {
-            browser.click("#as-table").await;
+        if let Some(button) = click {
+            browser.click(button).await;
         }
         // While a node appears, its colors are mixed with those behind it.
         browser.wait_for("document.getAnimations().every((a) => a.animationName === 'flow')").await;
         let found =
             browser.wait_for("axe.run().then((result) => JSON.stringify(result.violations))");
-        assert_eq!(found.await, "[]", "dark: {dark}, table: {table}, width: {width}");
+        assert_eq!(found.await, "[]", "dark: {dark}, after {click:?}, width: {width}");
     }
     nothing_went_wrong(&server, &browser).await;
 }

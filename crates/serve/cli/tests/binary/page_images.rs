@@ -21,13 +21,13 @@ async fn seeing() -> (Server, Browser) {
     let server = Server::start("demo-vision", &[]);
     let browser = Browser::start().await;
     browser.open(&server.url("/")).await;
-    browser.wait_for("!document.querySelector('#add-image').hidden").await;
+    browser.wait_for("document.querySelector('#attach').title.includes('picture')").await;
     (server, browser)
 }
 
 /// Pastes a file into the field of the question, or drops it onto the page. `bytes` is a JavaScript
 /// expression of its content.
-async fn give(browser: &Browser, event: &str, kind: &str, bytes: &str) {
+pub(crate) async fn give(browser: &Browser, event: &str, kind: &str, bytes: &str) {
     let (constructor, member) = match event {
         "paste" => ("ClipboardEvent", "clipboardData"),
         _ => ("DragEvent", "dataTransfer"),
@@ -64,7 +64,7 @@ async fn ask(browser: &Browser, question: &str, number: usize) -> String {
 async fn a_picture_is_chosen_pasted_and_dropped() {
     let (server, browser) = seeing().await;
     let path = std::fs::canonicalize(PICTURE).expect("it is committed");
-    browser.type_into("#image-file", path.to_str().expect("UTF-8")).await;
+    browser.type_into("#file", path.to_str().expect("UTF-8")).await;
     browser.wait_for(PREVIEW).await;
     browser.click("#remove-image").await;
     let is_focused = "return document.activeElement.id";
@@ -125,11 +125,19 @@ async fn other_files_are_refused() {
     let complaint = "document.querySelector('#image-error:not([hidden])')?.innerText";
     let includes = |text: &str| format!("{complaint}?.includes('{text}')");
     give(&browser, "drop", "image/png", "new Uint8Array(5 << 20)").await;
-    browser.wait_for(&includes("expected at most 4.0 MiB, got 5.0 MiB")).await;
+    browser.wait_for(&includes("expected at most 4 MiB, got 5 MiB")).await;
     give(&browser, "drop", "image/tiff", "'II'").await;
     browser.wait_for(&includes("expected PNG, JPEG, WebP, GIF or BMP, got image/tiff")).await;
-    give(&browser, "drop", "text/plain", "'text'").await;
-    browser.wait_for(&includes("got text/plain")).await;
+    for bytes in ["'%PDF-1.7'", "new Uint8Array([255, 254, 65])", "'a\\0b'"] {
+        give(&browser, "drop", "image/tiff", "'II'").await;
+        browser.wait_for(&includes("image/tiff")).await;
+        give(&browser, "drop", "application/pdf", bytes).await;
+        browser
+            .wait_for(&includes("expected a text (UTF-8) or a picture, got application/pdf"))
+            .await;
+    }
+    give(&browser, "drop", "text/plain", "new Uint8Array(300 << 10)").await;
+    browser.wait_for(&includes("expected a text of at most 256 KiB, got 300 KiB")).await;
     assert_eq!(browser.script(&format!("return {PREVIEW}")).await, json!(null));
     give(&browser, "paste", "image/png", &picture()).await;
     browser.wait_for(PREVIEW).await;
@@ -138,7 +146,8 @@ async fn other_files_are_refused() {
 
     let (server, browser) = demo(&[]).await;
     browser.wait_for("document.querySelectorAll('#questions button').length").await;
-    assert_eq!(browser.script("return document.querySelector('#add-image').hidden").await, true);
+    let title = browser.script("return document.querySelector('#attach').title").await;
+    assert!(title.as_str().is_some_and(|title| !title.contains("picture")), "{title}");
     give(&browser, "paste", "image/png", &picture()).await;
     browser.wait_for(&includes("The model stolon-demo takes no pictures, only text.")).await;
     nothing_went_wrong(&server, &browser).await;
@@ -154,7 +163,7 @@ async fn axe_finds_nothing_in_a_chat_with_pictures() {
     give(&browser, "paste", "image/png", &picture()).await;
     browser.wait_for(PREVIEW).await;
     ask(&browser, "What colour is the star?", 1).await;
-    give(&browser, "drop", "text/plain", "'text'").await;
+    give(&browser, "drop", "application/pdf", "'%PDF'").await;
     give(&browser, "paste", "image/png", &picture()).await;
     browser.wait_for(PREVIEW).await;
     browser.script(&axe).await;

@@ -1,14 +1,34 @@
 //! The flags of `stolon serve` reach the engine and the router. What the options do is tested in the
 //! crates `stolon` and `stolon-http`.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::process::{Command, Stdio};
 
 use serde_json::json;
 
 use crate::support::{EMBEDDING, SCRIPTED, Server, TINY, fail, run};
 
 const CHAT: &str = "/v1/chat/completions";
+
+/// Goal: a server with the demo model takes memory that suits it, unless it is told how much.
+#[test]
+fn the_demo_model_has_a_small_pool() {
+    for (flags, expected) in [(&[][..], ", 64 MiB; "), (&["--kv-memory", "5M"][..], ", 5 MiB; ")] {
+        let mut server = Command::new(env!("CARGO_BIN_EXE_stolon"))
+            .args(["serve", "demo", "--port", "0"])
+            .args(flags)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        let output = server.stdout.take().expect("a pipe");
+        let mut lines = BufReader::new(output).lines().map_while(Result::ok);
+        let pool = lines.find(|line| line.starts_with("KV cache ")).unwrap_or_default();
+        server.kill().expect("it runs");
+        server.wait().expect("it ends");
+        assert!(pool.contains(expected), "{pool}");
+    }
+}
 
 /// Goal: each flag that sets an option of the router has its effect.
 #[tokio::test]

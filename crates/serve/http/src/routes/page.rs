@@ -17,13 +17,15 @@ use crate::wire::error::ApiError;
 use crate::wire::parts::PathId;
 
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
-    connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; \
-    frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
+    connect-src 'self'; img-src 'self' data:; manifest-src 'self'; base-uri 'none'; \
+    form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
 const HTML: &str = "text/html; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 const IMAGE: &str = "image/svg+xml";
+/// With it, browsers offer to install the page as an app.
+const MANIFEST: &str = "application/manifest+json";
 
 /// A file of the page: its name below `/page/`, its type and its content.
 struct File(&'static str, &'static str, &'static str);
@@ -38,23 +40,29 @@ macro_rules! files {
 static INDEX: File = File("", HTML, include_str!("../../page/index.html"));
 static FILES: &[File] = &files! {
     "api.js": SCRIPT,
+    "attachments.js": SCRIPT,
     "cache.js": SCRIPT,
     "charts.js": SCRIPT,
     "chat.js": SCRIPT,
+    "chats.js": SCRIPT,
     "connection.js": SCRIPT,
     "dom.js": SCRIPT,
     "icon.svg": IMAGE,
-    "images.js": SCRIPT,
     "inspector.js": SCRIPT,
     "main.js": SCRIPT,
+    "manifest.webmanifest": MANIFEST,
     "markdown.js": SCRIPT,
     "marked.js": SCRIPT,
     "messages.js": SCRIPT,
+    "misses.js": SCRIPT,
+    "models.js": SCRIPT,
     "picture.js": SCRIPT,
     "store.js": SCRIPT,
     "style.css": STYLE,
+    "syntax.js": SCRIPT,
     "system.js": SCRIPT,
     "tree.js": SCRIPT,
+    "versions.js": SCRIPT,
 };
 
 /// The routes of the page, which are not part of the API's description.
