@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::ModelInfo;
+use crate::{EngineHealth, ModelInfo};
 
 pub use builder::{ModelRecipe, ModelSetBuilder};
 pub use error::ModelSetError;
@@ -168,20 +168,19 @@ impl ModelSet {
     pub async fn unload(&self, name: &str) -> Result<(), ModelSetError> {
         let index = self.shared.index(name)?;
         let mut changes = self.shared.changes.subscribe();
-        // A model that is loaded again meanwhile has been unloaded.
-        let mut was_loaded = false;
+        // The number of the load that ends here. If there is a later one, it has ended.
+        let mut ends = None;
         loop {
             {
                 let mut slots = self.shared.slots();
                 let slot = &mut slots[index];
-                match slot.phase {
-                    Phase::Sleeping => return Ok(()),
-                    Phase::Loaded(_) if !was_loaded => {
-                        was_loaded = true;
-                        self.shared.leave(index, slot);
-                    }
-                    Phase::Loading { .. } if was_loaded => return Ok(()),
-                    Phase::Loading { .. } | Phase::Loaded(_) | Phase::Unloading => {}
+                let has_ended = ends.is_some_and(|number| slot.loads > number);
+                if has_ended || matches!(slot.phase, Phase::Sleeping) {
+                    return Ok(());
+                }
+                if let Phase::Loaded(_) = slot.phase {
+                    ends = Some(slot.loads);
+                    self.shared.leave(index, slot);
                 }
             }
             let _ = changes.changed().await;
@@ -256,6 +255,11 @@ impl Shared {
         }
         match &slot.phase {
             Phase::Loaded(loaded) if loaded.is_leaving => return Ok(None),
+            // Its backend has failed again and again. A new engine may do better.
+            Phase::Loaded(loaded) if loaded.engine.health() == EngineHealth::Stopped => {
+                self.leave(index, slot);
+                return Ok(None);
+            }
             Phase::Unloading => return Ok(None),
             Phase::Loaded(_) | Phase::Loading { .. } => {}
             Phase::Sleeping => self.begin_load(index, slot),

@@ -33,6 +33,7 @@ mod page_images;
 mod readme;
 mod root_path;
 mod serve_flags;
+mod several_models;
 mod support;
 mod tls;
 #[cfg(feature = "otel")]

@@ -24,11 +24,11 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use http_body_util::BodyExt;
 use serde_json::Value;
-use stolon::{Engine, ModelLease, ModelSet, ModelSetError, ModelState};
+use stolon::{Engine, ModelLease, ModelSet, ModelSetError};
 use tokio::sync::Semaphore;
 use tower::ServiceExt;
 
-use crate::guard::access::Access;
+use crate::guard::access::{Access, Caller};
 use crate::handlers::app::{BODY_LIMITS, RouterOptions};
 use crate::handlers::ollama::LATEST;
 use crate::handlers::responses::ResponseStore;
@@ -135,8 +135,7 @@ impl Front {
             ..self.options.clone()
         };
         let responses = || self.responses.clone();
-        let router =
-            lease.attached(|engine| (self.make)(engine.clone(), options(), responses()));
+        let router = lease.attached(|engine| (self.make)(engine.clone(), options(), responses()));
         let router = router.ok_or_else(ApiError::internal)?;
         let response = match Router::clone(&router).oneshot(request).await {
             Ok(response) => response,
@@ -153,7 +152,7 @@ impl Front {
         }))
     }
 
-    /// The reply of a model that is loaded. Its router and the model itself may go meanwhile.
+    /// The reply of a model for the operator, if it is loaded.
     async fn look(&self, name: &str, request: Request) -> Result<Response, ApiError> {
         let Some(lease) = self.models.peek(name)? else {
             let message = format!(
@@ -162,8 +161,7 @@ impl Front {
             );
             return Err(ApiError::new(StatusCode::CONFLICT, message).code("model_not_loaded"));
         };
-        let reply = self.answer(lease, request).await?;
-        Ok(reply)
+        self.answer(lease, request).await
     }
 }
 
@@ -182,9 +180,8 @@ pub(crate) async fn pass(
     if route.looks {
         return front.look(&name, request).await;
     }
-    let mut loaded = get(&front, name.clone());
-    let is_loaded = || front.models.list().iter().any(|it| it.name == name && is_ready(it.state));
-    let lease = if route.has_events && asked.streams() && !is_loaded() {
+    let mut loaded = get(&front, name.clone(), &request);
+    let lease = if route.has_events && asked.streams() {
         match tokio::time::timeout(front.patience, &mut loaded).await {
             Ok(lease) => lease?,
             Err(_) => {
@@ -203,14 +200,26 @@ pub(crate) async fn pass(
     front.answer(lease, request).await
 }
 
-fn is_ready(state: ModelState) -> bool {
-    state == ModelState::Loaded
-}
-
-/// A lease of a model.
-fn get(front: &Front, name: String) -> BoxFuture<'static, Result<ModelLease, ApiError>> {
+/// A lease of a model, within the time that the request has.
+fn get(
+    front: &Front,
+    name: String,
+    request: &Request,
+) -> BoxFuture<'static, Result<ModelLease, ApiError>> {
     let models = front.models.clone();
-    async move { Ok(models.get(&name).await?) }.boxed()
+    let deadline = request.extensions().get().map(|caller: &Caller| caller.deadline);
+    let left = deadline.unwrap_or_default().within(front.options.request_timeout).left();
+    async move {
+        let Some(left) = left else { return Ok(models.get(&name).await?) };
+        match tokio::time::timeout(left, models.get(&name)).await {
+            Ok(lease) => Ok(lease?),
+            Err(_) => {
+                let message = format!("the model `{name}` was not loaded in time");
+                Err(ApiError::timed_out(message))
+            }
+        }
+    }
+    .boxed()
 }
 
 /// Receives the body of a request, which the model's router then finds in the request.
