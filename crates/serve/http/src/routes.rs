@@ -192,12 +192,7 @@ where
 }
 
 impl<S: Clone + Send + Sync + 'static> Route<S> {
-    fn new(
-        method: &'static str,
-        path: &'static str,
-        role: Role,
-        handler: MethodRouter<S>,
-    ) -> Self {
+    fn new(method: &'static str, path: &'static str, role: Role, handler: MethodRouter<S>) -> Self {
         Self {
             method,
             path,

@@ -10,8 +10,8 @@ use stolon_kvcache::{BlockLease, Namespace, PrefixLease};
 
 use super::table::{Session, Table};
 use super::{
-    NewSession, SavedSession, SessionContent, SessionCounts, SessionError, SessionHold, SessionId, SessionInfo,
-    SessionPrefix, Turn, TurnEnd,
+    NewSession, SavedSession, SessionContent, SessionCounts, SessionError, SessionHold, SessionId,
+    SessionInfo, SessionPrefix, Turn, TurnEnd,
 };
 use crate::error::EngineError;
 #[cfg(loom)]

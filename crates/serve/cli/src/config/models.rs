@@ -117,7 +117,7 @@ fn named_model(
     for arg in engine_settings(serve).filter(|arg| is_set(matches, arg)) {
         let id = arg.get_id();
         let is_own = |own: &&Arg| own.get_id() == id || excludes(serve, own, arg);
-        if id == MODEL || own_args.iter().any(is_own) {
+        if id.as_str() == MODEL || own_args.iter().any(is_own) {
             continue;
         }
         let flag = arg.get_long().unwrap_or_default();
@@ -125,7 +125,7 @@ fn named_model(
             !OF_ONE_MODEL.contains(&id.as_str()),
             "--{flag} belongs to one model: set `{flag}` in its [[{KEY}]]"
         );
-        if id == KV_CACHE_DIR {
+        if id.as_str() == KV_CACHE_DIR {
             directory = matches.get_one::<PathBuf>(KV_CACHE_DIR).map(|all| all.join(&name));
             continue;
         }

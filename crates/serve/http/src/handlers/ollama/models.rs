@@ -51,12 +51,8 @@ pub(crate) async fn tags(State(app): State<Arc<App>>) -> Json<Tags> {
 /// `GET /api/ps`.
 pub(crate) async fn ps(State(app): State<Arc<App>>) -> Json<Running> {
     let context_length = app.engine.model_info().max_positions;
-    let running = |model| RunningEntry {
-        model,
-        expires_at: NEVER.to_owned(),
-        size_vram: 0,
-        context_length,
-    };
+    let running =
+        |model| RunningEntry { model, expires_at: NEVER.to_owned(), size_vram: 0, context_length };
     Json(Running { models: app.entries().into_iter().take(1).map(running).collect() })
 }
 
