@@ -30,8 +30,7 @@ fn router() -> Router {
     let broken = ModelRecipe::new("broken", || {
         Ok(Engine::builder().backend_with("broken", || {
             std::thread::sleep(LOAD);
-            let nothing: Result<FakeBackend, _> = Err("a device is missing");
-            nothing
+            Err::<FakeBackend, _>("a device is missing")
         }))
     });
     let models = ModelSet::builder().model(slow).model(broken).build().expect("a set");
