@@ -37,7 +37,7 @@ pub(super) fn models(
     let listed = listed(settings)?;
     let is_given = !matches!(matches.value_source(MODEL), None | Some(ValueSource::DefaultValue));
     let texts: Vec<&String> =
-        matches.get_many(MODEL).into_iter().flatten().filter(|_| is_given).collect();
+        matches.get_many::<String>(MODEL).into_iter().flatten().filter(|_| is_given).collect();
     ensure!(
         listed.is_empty() || !model_in_file,
         "expected one of `model` and `[[{KEY}]]` in the file, got both"
@@ -53,7 +53,7 @@ pub(super) fn models(
     ensure!(
         names.len() == texts.len(),
         "--model: expected NAME=SOURCE for each of several models, got `{}`",
-        texts.iter().find(|text| named(text).is_none()).map_or("", |text| text)
+        texts.iter().find(|text| named(text).is_none()).map_or("", |text| text.as_str())
     );
     let models = names.into_iter().map(|(name, source)| {
         let has_name = |own: &&Table| own.get("name").and_then(Value::as_str) == Some(name);
