@@ -6,6 +6,7 @@ mod cache;
 #[cfg(feature = "hub")]
 mod hub;
 mod load;
+mod memory;
 mod scheduling;
 
 use std::sync::Arc;
@@ -25,7 +26,7 @@ use crate::device::Device;
 use crate::engine::Inner;
 use crate::images::Fetch;
 use crate::prompt::Prompts;
-use crate::text::Text;
+use crate::text::{Remembered, Text};
 use crate::tiers::TierOptions;
 use crate::{EmbeddingInfo, Engine, Error, ModelInfo, TextPrompts};
 
@@ -63,6 +64,8 @@ pub struct EngineBuilder {
     namespace_key: Option<[u8; 32]>,
     /// `None` selects [`HISTORY_BYTES`].
     history_bytes: Option<usize>,
+    /// The history of an earlier engine of the same model.
+    pub(crate) remembered: Option<Remembered>,
     pub(crate) tiers: TierOptions,
     adapters: AdapterSettings,
     pub(crate) fetch: Fetch,
@@ -275,6 +278,7 @@ impl EngineBuilder {
             let AdapterSettings { adapters, memory } = std::mem::take(&mut self.adapters);
             let fetch = self.fetch.clone();
             let history = self.history_bytes.unwrap_or(HISTORY_BYTES);
+            let earlier = self.remembered.take();
             let (own_embedding, sizes) = (self.embedding.take(), self.embedding_sizes.take());
             let (sender, loaded) = std::sync::mpsc::channel();
             let make = self.into_factory(&config, sender)?;
@@ -324,7 +328,7 @@ impl EngineBuilder {
                 "the engine is ready"
             );
             let (context, runtime) = (handle.context().clone(), handle.runtime().clone());
-            let text = text.with_history(history);
+            let text = text.with_history(history, earlier);
             let prompts = Prompts::new(text, images.with(fetch), context, runtime)?;
             let tiers = tiers.open(&handle).await?;
             let namespace_key = key.or_else(|| tiers.namespace_key());

@@ -129,6 +129,7 @@
 //! * `Engine::run_tools` and `Engine::with_rules`: answers of a model that may call functions;
 //! * [`Engine::embed`]: the embedding of a text;
 //! * [`Engine::score`] and [`Engine::rerank`]: labels of texts, and documents in order for a query;
+//! * [`ModelSet`]: several models, which are loaded when they are needed;
 //! * [`Engine::load_adapter`]: LoRA adapters, which each request may choose;
 //! * [`inspect()`](inspect::inspect): what a model is and needs, without loading it;
 //! * [`Error`] and [`EngineError`]: every failure, with the expected and the actual value;
@@ -182,6 +183,7 @@ mod long_work;
 mod marks;
 mod min_tokens;
 mod model_info;
+mod models;
 mod prompt;
 mod repetition;
 mod request;
@@ -238,6 +240,9 @@ pub use error::Error;
 pub use estimate::Estimate;
 pub use marks::CacheMark;
 pub use model_info::ModelInfo;
+pub use models::{
+    ModelLease, ModelRecipe, ModelSet, ModelSetBuilder, ModelSetError, ModelState, ModelStatus,
+};
 pub use request::{Prompt, PromptPart, Request};
 pub use skills::{BoundingBox, CaptionLength, Grounding, Point, Reasoning, Skill, SpatialRef};
 pub use stream::TokenStream;

@@ -30,6 +30,9 @@ use crate::request::{Prompt, part_tokens};
 use crate::skills::Skills;
 use crate::{AnswerFormat, CacheMiss, Error, Grammar, PrefixMatch, Request, SharedProcessor};
 
+/// The history of an engine, which a later engine of the same model continues.
+pub(crate) type Remembered = Arc<History>;
+
 /// The model's tokenizer and chat templates, if it has any. All requests share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Text {
@@ -82,9 +85,16 @@ impl Text {
     }
 
     /// Makes the prompts of conversations of the tokens that were sampled. Requests and answers are
-    /// kept in `bytes` bytes of memory; with 0, all text is tokenized.
-    pub(crate) fn with_history(self, bytes: usize) -> Text {
-        Text { history: (bytes > 0).then(|| Arc::new(History::new(bytes))), ..self }
+    /// kept in `bytes` bytes of memory; with 0, all text is tokenized. `earlier` is the history of
+    /// an earlier engine of the same model.
+    pub(crate) fn with_history(self, bytes: usize, earlier: Option<Remembered>) -> Text {
+        let history = || earlier.unwrap_or_else(|| Arc::new(History::new(bytes)));
+        Text { history: (bytes > 0).then(history), ..self }
+    }
+
+    /// The history, if there is one.
+    pub(crate) fn remembered(&self) -> Option<Remembered> {
+        self.history.clone()
     }
 
     /// The tokenizer and chat templates of a model. With `needs_template`, a template that is

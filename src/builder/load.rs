@@ -25,7 +25,7 @@ use crate::text::{Text, TypedTokens};
 pub(super) type BackendFactory = Box<dyn FnOnce() -> Result<Box<dyn Backend>, Error> + Send>;
 
 /// Positions per KV block, unless the builder says otherwise.
-const BLOCK_SIZE: usize = 16;
+pub(super) const BLOCK_SIZE: usize = 16;
 /// Positions per KV block for a model that takes images. No match ends inside an image, so a
 /// question about it shares the image's last positions only if they end a block.
 const BLOCK_SIZE_WITH_IMAGES: usize = 1;

@@ -35,6 +35,10 @@ pub(crate) struct Text {
     pub(crate) skills: Skills,
 }
 
+/// Has no values: without text there is no history.
+#[derive(Clone, Debug)]
+pub(crate) enum Remembered {}
+
 /// Has no values: without a tokenizer there is no detokenizer.
 #[derive(Clone, Debug)]
 pub(crate) enum Detokenizer {}
@@ -160,8 +164,12 @@ impl Text {
         Ok(PromptTokens { tokens, exchange: None })
     }
 
-    pub(crate) fn with_history(self, _bytes: usize) -> Text {
+    pub(crate) fn with_history(self, _bytes: usize, _: Option<Remembered>) -> Text {
         self
+    }
+
+    pub(crate) fn remembered(&self) -> Option<Remembered> {
+        None
     }
 
     pub(crate) fn exchange(&self, _: &Request, _: &PromptTokens) -> Option<Arc<Exchange>> {

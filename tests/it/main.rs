@@ -46,6 +46,7 @@ mod image_tiers;
 #[cfg(feature = "images")]
 mod images;
 mod marks;
+mod models;
 #[cfg(feature = "object-store")]
 mod object_tier;
 mod own_backend;

@@ -94,8 +94,8 @@ pub use request::{RequestOptions, SequenceRequest};
 pub use scheduler::Scheduler;
 pub use sequence::Sequence;
 pub use session::{
-    NewSession, SessionContent, SessionError, SessionHold, SessionId, SessionInfo, SessionPrefix,
-    Sessions, Turn, TurnEnd,
+    NewSession, SavedSession, SessionContent, SessionError, SessionHold, SessionId, SessionInfo,
+    SessionPrefix, Sessions, Turn, TurnEnd,
 };
 pub use simulation::{Simulation, SimulationEvent};
 pub use speculation::{DraftContext, DraftSource, DraftSources, Speculation};

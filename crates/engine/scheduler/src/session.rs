@@ -171,6 +171,15 @@ pub struct SessionInfo {
     pub cached_tokens: u64,
 }
 
+/// A session without what it holds, to be opened again on an engine that runs the same model.
+#[derive(Clone, Debug)]
+pub struct SavedSession {
+    new: NewSession,
+    content: SessionContent,
+    /// Its time to live counts from here.
+    last_use: Instant,
+}
+
 /// A session could not be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

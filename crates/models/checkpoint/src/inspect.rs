@@ -214,6 +214,9 @@ fn of_directory(
     let json = directory::read_config(directory)?;
     let mut inspection = Inspection::new(id, "safetensors", Outline::of_json(&json));
     if let Some(family) = crate::encoder::family(&json) {
+        if let Ok(weights) = &weights {
+            inspection.of_weights(weights, None, options);
+        }
         inspection.refuse(crate::load::no_decoder(family));
         return Ok(inspection);
     }

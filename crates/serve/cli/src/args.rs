@@ -61,6 +61,8 @@ pub struct EngineArgs {
     /// repository), or `random:PRESET` (random weights of a known shape, for tests).
     ///
     /// Downloads are verified, and continued if they were interrupted.
+    ///
+    /// For `stolon serve` also NAME=SOURCE, once for each of several models.
     #[arg(short, long, default_value = DEMO, env = "STOLON_MODEL")]
     pub model: String,
     /// File with a chat template to use instead of the model's own

@@ -19,6 +19,7 @@ use crate::inspect::ModelCommand;
 use crate::launch::LaunchArgs;
 use crate::log::LogArgs;
 use crate::serve::ServeArgs;
+use crate::serve::models::NamedModel;
 use crate::verify::VerifyArgs;
 #[cfg(feature = "candle")]
 use stolon_gpu_check::GpuCheckArgs;
@@ -72,7 +73,10 @@ enum Command {
     /// Chat with a model in the terminal
     #[command(visible_alias = "run")]
     Chat(ChatArgs),
-    /// Serve a model over HTTP with an OpenAI-compatible API
+    /// Serve one or several models over HTTP with an OpenAI-compatible API
+    ///
+    /// With --model NAME=SOURCE, repeated, each model is served under its name: a request is
+    /// answered by the model that it names, which is loaded if it is not loaded.
     Serve(ServeArgs),
     /// Run a coding agent that uses Stolon: claude, codex, opencode or qwen
     ///
@@ -189,6 +193,13 @@ impl Cli {
     /// The file with settings.
     pub(crate) fn config_file(&self) -> Option<&Path> {
         self.config.as_deref()
+    }
+
+    /// Sets the models of `stolon serve`, if it serves several.
+    pub(crate) fn set_models(&mut self, models: Vec<NamedModel>) {
+        if let Command::Serve(args) = &mut self.command {
+            args.set_models(models);
+        }
     }
 
     /// Sets the text that `stolon config` prints.

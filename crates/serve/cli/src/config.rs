@@ -9,6 +9,8 @@
 //! The settings of the file become flags in front of those that the user gave, so that they are
 //! checked in the same way.
 
+mod models;
+
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -44,6 +46,7 @@ const SERVICE_SCHEMES: [&str; 3] = ["tcp://", "udp://", "sctp://"];
 /// of a variable.
 pub fn parse(args: &[OsString]) -> anyhow::Result<Cli> {
     let command = with_environment(Cli::command(), &[]);
+    let command = command.mut_subcommand(SERVE, models::repeated);
     // Requests for help return here, so that help is shown in any environment.
     let unknown = |error| tips::settled(error, args);
     let mut matches = command.clone().try_get_matches_from(args).map_err(unknown)?;
@@ -59,7 +62,7 @@ pub fn parse(args: &[OsString]) -> anyhow::Result<Cli> {
         warn_of_service_links(leaf);
     }
     let Some(file) = cli.config_file() else {
-        return finish(cli, &command, &path, leaf, &[]);
+        return finish(cli, &command, &path, leaf, &Table::new(), &[]);
     };
     let in_file = || format!("the settings in {}", file.display());
     let settings = read(file).with_context(in_file)?;
@@ -69,7 +72,7 @@ pub fn parse(args: &[OsString]) -> anyhow::Result<Cli> {
     let matches = matches.map_err(|error| anyhow!("{}: {}", in_file(), error.render()))?;
     let cli = Cli::from_arg_matches(&matches)?;
     let (path, leaf) = chosen(&matches);
-    finish(cli, &command, &path, leaf, &ids)
+    finish(cli, &command, &path, leaf, &settings, &ids)
 }
 
 /// If the model was given without a flag, returns the arguments with the flag `--model` instead,
@@ -80,14 +83,21 @@ fn with_model_flag(args: &[OsString], matches: &ArgMatches) -> Option<Vec<OsStri
     Some(insert(args, &path, vec![format!("--model={model}").into()]))
 }
 
-/// Completes a parsed command line: gives `stolon config` the text that it prints.
+/// Completes a parsed command line: gives `stolon config` the text that it prints, and `stolon
+/// serve` its models if it has several.
 fn finish(
     mut cli: Cli,
     command: &Command,
     path: &[&str],
     leaf: &ArgMatches,
+    settings: &Table,
     from_file: &[String],
 ) -> anyhow::Result<Cli> {
+    if path == [SERVE] {
+        let serve = find(command, path).context("the chosen command exists")?;
+        let has_model = settings.contains_key("model");
+        cli.set_models(models::models(serve, leaf, settings, has_model)?);
+    }
     if path == ["config"] {
         cli.set_merged_settings(render(settings_of(command, path)?, leaf, from_file));
     }
@@ -226,7 +236,7 @@ fn read(path: &Path) -> anyhow::Result<Table> {
 
 /// Refuses keys that are not settings.
 fn check_names(settings: &Table, command: &Command) -> anyhow::Result<()> {
-    for key in settings.keys() {
+    for key in settings.keys().filter(|&key| key != models::KEY) {
         let known = settings_of(command, &[SERVE])?.any(|arg| has(arg, key));
         ensure!(known, "there is no setting `{key}`: `stolon config` prints all settings");
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
-use stolon::{Engine, EngineHealth, ReasoningFormat, ToolCallFormat};
+use stolon::{Engine, EngineBuilder, EngineHealth, ModelSet, ReasoningFormat, ToolCallFormat};
 use tokio::sync::watch;
 
 use crate::args::EngineArgs;
@@ -20,7 +20,7 @@ use crate::{terminal, text_file};
 use stolon_http::api::options::MAX_CHOICES;
 use stolon_http::{
     ApiKeys, Certificate, FormatChoice, Gate, ImageHost, ImageHosts, Origins, PriorityOrder,
-    RouterOptions, UnknownParameters, listen, router,
+    RouterOptions, UnknownParameters, listen, models_router, router,
 };
 
 mod access;
@@ -28,12 +28,14 @@ mod address;
 mod interrupts;
 mod kv_events;
 mod limits;
+pub(crate) mod models;
 
 use access::AccessArgs;
-use address::{AddressArgs, Bound};
+use address::AddressArgs;
 use interrupts::Interrupts;
 use kv_events::KvEventsArgs;
 use limits::LimitArgs;
+use models::{ModelsArgs, NamedModel};
 
 /// Arguments of `stolon serve`.
 #[derive(Debug, Args)]
@@ -119,7 +121,18 @@ pub struct ServeArgs {
     #[command(flatten)]
     traces: TracesArgs,
     #[command(flatten)]
+    several: ModelsArgs,
+    #[command(flatten)]
     engine: EngineArgs,
+    /// The models, if they have names.
+    #[arg(skip)]
+    models: Vec<NamedModel>,
+}
+
+/// What a server serves.
+enum Served {
+    One(Engine),
+    Several(ModelSet),
 }
 
 /// The certificate of a server that speaks HTTPS.
@@ -160,23 +173,45 @@ impl ServeArgs {
         &self.traces
     }
 
+    /// Sets the models of a server of several.
+    pub(crate) fn set_models(&mut self, models: Vec<NamedModel>) {
+        self.models = models;
+    }
+
     /// Serves until SIGINT or SIGTERM, then lets running requests finish. A second signal ends
     /// them, and one while the engine stops ends this at once.
     ///
     /// # Errors
     /// If the address cannot be bound, the keys cannot be read or the engine cannot be started.
-    pub async fn run(self) -> anyhow::Result<()> {
-        let (mut engine, hosts) = (self.engine.clone(), self.image_hosts.clone());
-        engine.demo_kv_memory();
-        self.run_with(async move {
-            let mut builder = engine.builder()?;
-            if !hosts.is_empty() {
-                let hosts = ImageHosts::new(hosts);
-                builder = builder.image_urls(move |url| hosts.fetch(url));
+    pub async fn run(mut self) -> anyhow::Result<()> {
+        let hosts = self.image_hosts.clone();
+        let complete = move |builder: EngineBuilder| {
+            if hosts.is_empty() {
+                return builder;
             }
-            engine.start_from(builder).await
-        })
-        .await
+            let hosts = ImageHosts::new(hosts.clone());
+            builder.image_urls(move |url| hosts.fetch(url))
+        };
+        let models = std::mem::take(&mut self.models);
+        if models.is_empty() {
+            self.several.check_unused()?;
+            let mut engine = self.engine.clone();
+            engine.demo_kv_memory();
+            return self
+                .run_with(async move { engine.start_from(complete(engine.builder()?)).await })
+                .await;
+        }
+        anyhow::ensure!(
+            self.served_model_name.is_empty(),
+            "expected --model NAME=SOURCE without --served-model-name, because each model has a name"
+        );
+        anyhow::ensure!(
+            self.kv_events.read()?.is_none(),
+            "expected --kv-events-config with one model, because its events do not name the model"
+        );
+        let several = self.several.clone();
+        let set = async move { Ok(Served::Several(several.start(&models, complete).await?)) };
+        self.serve(set).await
     }
 
     /// The same with an engine that the caller starts, for programs with a custom backend. The
@@ -187,6 +222,13 @@ impl ServeArgs {
     pub async fn run_with(
         self,
         engine: impl Future<Output = anyhow::Result<Engine>>,
+    ) -> anyhow::Result<()> {
+        self.serve(async move { Ok(Served::One(engine.await?)) }).await
+    }
+
+    async fn serve(
+        self,
+        served: impl Future<Output = anyhow::Result<Served>>,
     ) -> anyhow::Result<()> {
         let mut options = self.router_options()?;
         let certificate = self.tls.read()?;
@@ -208,22 +250,26 @@ impl ServeArgs {
         let serving = tokio::spawn(listen(listener, Arc::clone(&gate), limits, tls, stop));
         terminal::note(format!("loading {} for {address}", self.engine.model));
         let reload = || self.reload(&api_keys, certificate.as_ref());
-        let engine = tokio::select! {
-            engine = engine => engine?,
+        let served = tokio::select! {
+            served = served => served?,
             () = interrupts.stop(reload) => return Ok(()),
         };
-        for adapter in engine.adapters() {
-            let name = &adapter.name;
-            let is_taken = self.served_model_name.contains(name);
-            anyhow::ensure!(!is_taken, "`{name}` is the name of an adapter and of the model");
+        let mut publisher = None;
+        if let Served::One(engine) = &served {
+            for adapter in engine.adapters() {
+                let name = &adapter.name;
+                let is_taken = self.served_model_name.contains(name);
+                anyhow::ensure!(!is_taken, "`{name}` is the name of an adapter and of the model");
+            }
+            publisher = kv_events::start(kv_events.as_ref(), engine).await?;
+            options.counters.extend(publisher.as_ref().map(kv_events::counters));
         }
-        let publisher = kv_events::start(kv_events.as_ref(), &engine).await?;
-        options.counters.extend(publisher.as_ref().map(kv_events::counters));
-        gate.open(router(engine.clone(), options));
-        announce(&engine, &address);
+        served.open(&gate, options);
+        served.announce();
+        terminal::note(format!("listening on {address}"));
         let has_stopped = tokio::select! {
             () = interrupts.stop(reload) => false,
-            () = stopped(&engine) => true,
+            () = served.stopped() => true,
         };
         gate.close();
         stopping.send_replace(true);
@@ -236,7 +282,7 @@ impl ServeArgs {
         }
         // A step that hangs keeps the engine from stopping.
         tokio::select! {
-            _ = engine.shutdown() => Ok(()),
+            () = served.shutdown() => Ok(()),
             () = interrupts.stop(reload) => anyhow::bail!("ended before the engine had stopped"),
         }
     }
@@ -301,16 +347,48 @@ impl ServeArgs {
     }
 }
 
-/// Waits until the engine has stopped by itself, because its backend fails again and again. A
-/// process manager can then start the server anew.
-async fn stopped(engine: &Engine) {
-    while engine.health() != EngineHealth::Stopped {
-        tokio::time::sleep(Duration::from_secs(1)).await;
+impl Served {
+    /// Answers requests from now on.
+    fn open(&self, gate: &Gate, options: RouterOptions) {
+        gate.open(match self {
+            Self::One(engine) => router(engine.clone(), options),
+            Self::Several(models) => models_router(models.clone(), options),
+        });
+    }
+
+    /// Describes the models on standard output. A server whose output is not read serves all the
+    /// same.
+    fn announce(&self) {
+        match self {
+            Self::One(engine) => announce(engine),
+            Self::Several(models) => models::announce(models),
+        }
+    }
+
+    /// Waits until the engine has stopped by itself, because its backend fails again and again. A
+    /// process manager can then start the server anew. Of several models, one that has stopped is
+    /// loaded again by its next request.
+    async fn stopped(&self) {
+        match self {
+            Self::One(engine) => {
+                while engine.health() != EngineHealth::Stopped {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+            }
+            Self::Several(_) => std::future::pending().await,
+        }
+    }
+
+    async fn shutdown(&self) {
+        match self {
+            Self::One(engine) => drop(engine.shutdown().await),
+            Self::Several(models) => models.shutdown().await,
+        }
     }
 }
 
-/// Describes the server on standard output. A server whose output is not read serves all the same.
-fn announce(engine: &Engine, address: &Bound) {
+/// Describes the engine of a server of one model.
+fn announce(engine: &Engine) {
     let info = engine.model_info();
     terminal::note(format!("model    {} ({} tokens of context)", info.id, info.max_positions));
     terminal::note(format!(
@@ -325,5 +403,4 @@ fn announce(engine: &Engine, address: &Bound) {
         let (name, rank, bytes) = (&adapter.name, adapter.rank, format_bytes(adapter.bytes));
         terminal::note(format!("adapter  {name} (LoRA of rank {rank}, {bytes})"));
     }
-    terminal::note(format!("listening on {address}"));
 }

@@ -44,6 +44,7 @@ pub(crate) mod priority;
 pub(crate) mod responses;
 pub(crate) mod scores;
 pub(crate) mod sessions;
+pub(crate) mod several;
 pub(crate) mod skills;
 pub(crate) mod structured;
 pub(crate) mod thinking;

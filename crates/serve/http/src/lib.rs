@@ -56,7 +56,7 @@ use std::time::Duration;
 use axum::extract::Request;
 use axum::response::Response;
 use axum::{Router, middleware};
-use stolon::Engine;
+use stolon::{Engine, ModelSet};
 use tower::ServiceExt;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::trace::{DefaultOnResponse, OnResponse, TraceLayer};
@@ -64,6 +64,8 @@ use tracing::{Level, Span};
 
 use crate::handlers::admin;
 use crate::handlers::app::App;
+use crate::handlers::responses::ResponseStore;
+use crate::handlers::several::Front;
 use crate::routes::other_paths::{self, OtherPaths};
 use crate::wire::{advice, error, request_id};
 
@@ -119,15 +121,49 @@ mod wire;
 /// [`Router::into_make_service_with_connect_info`] and a [`SocketAddr`](std::net::SocketAddr).
 pub fn router(engine: Engine, options: RouterOptions) -> Router {
     let app = Arc::new(App::new(engine, options.clone()));
+    let routes = routes::router(&app, &options);
+    layered(routes, app, &options)
+}
+
+/// The HTTP API of several models: the routes of [`router`], each passed to the model that its
+/// request names (`model` in the body, or `?model=NAME` in the query), which is loaded if it is not
+/// loaded. A request that names no model is for the first one.
+///
+/// `/v1/models`, `/health`, `/metrics`, `/api/tags` and `/api/ps` are about all models, and
+/// `/models/load` and `/models/unload` are for the operator. Routes that only look at a model for
+/// the operator, such as `GET /v1/cache`, do not load it. The options apply to each model, except
+/// that [`served_names`](RouterOptions::served_names), [`alias`](RouterOptions::alias) and
+/// [`counters`](RouterOptions::counters) have no effect.
+pub fn models_router(models: ModelSet, options: RouterOptions) -> Router {
+    several(Front::new(models, options.clone(), of_model), &options)
+}
+
+fn several(front: Front, options: &RouterOptions) -> Router {
+    let front = Arc::new(front);
+    let routes = routes::several::router(&front, options);
+    layered(routes, front, options)
+}
+
+/// The router of one of several models, behind the checks and the middleware of all.
+fn of_model(engine: Engine, options: RouterOptions, responses: ResponseStore) -> Router {
+    let options = RouterOptions { alias: None, counters: Vec::new(), ..options };
+    let app = App { responses, ..App::new(engine, options.clone()) };
+    routes::several::of_model(&options).with_state(Arc::new(app))
+}
+
+/// Adds the middleware of all requests to the routes, and their other paths.
+fn layered<S>(routes: Router<S>, state: S, options: &RouterOptions) -> Router
+where
+    S: Clone + Send + Sync + 'static,
+{
     let root = options.root_path.clone();
-    let known = || {
-        routes::router(&app, &options)
-            .fallback(other_paths::not_found)
-            .method_not_allowed_fallback(admin::method_not_allowed)
-    };
-    let (others, elsewhere) = (known().with_state(Arc::clone(&app)), OtherPaths::of(&options));
+    let known = routes
+        .clone()
+        .fallback(other_paths::not_found)
+        .method_not_allowed_fallback(admin::method_not_allowed);
+    let (others, elsewhere) = (known.with_state(state.clone()), OtherPaths::of(options));
     let router = root
-        .add_redirect(routes::router(&app, &options))
+        .add_redirect(routes)
         .fallback(async move |request: Request| {
             let request = elsewhere.settled(request);
             others.clone().oneshot(request).await
@@ -143,7 +179,7 @@ pub fn router(engine: Engine, options: RouterOptions) -> Router {
         ))
         .layer(middleware::from_fn_with_state(options.unknown_parameters, advice::middleware))
         .layer(middleware::from_fn(request_id::middleware))
-        .with_state(app);
+        .with_state(state);
     #[cfg(feature = "gzip")]
     let router = router.layer(wire::gzip::layer());
     root.mount(router)

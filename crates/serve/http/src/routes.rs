@@ -18,6 +18,7 @@ mod operation;
 pub(crate) mod other_paths;
 pub(crate) mod page;
 mod sessions;
+pub(crate) mod several;
 
 use std::sync::Arc;
 
@@ -32,6 +33,7 @@ use crate::api::error::ErrorReply;
 use crate::api::messages::MessagesError;
 use crate::api::ollama::OllamaError;
 use crate::api::schema::{JsonSchema, Make, reference};
+use crate::guard::access::Access;
 use crate::guard::{access, cors};
 use crate::handlers::app::{App, RouterOptions};
 use crate::handlers::context::ExplainOnly;
@@ -89,15 +91,15 @@ pub(crate) struct Operation {
     pub(crate) summary: &'static str,
 }
 
-/// A route.
+/// A route, whose handler has the state `S`.
 #[derive(Debug)]
-pub(crate) struct Route {
+pub(crate) struct Route<S = Arc<App>> {
     /// The HTTP method, in lower case.
     pub(crate) method: &'static str,
     /// The path, in axum's syntax.
     pub(crate) path: &'static str,
     pub(crate) role: Role,
-    handler: MethodRouter<Arc<App>>,
+    handler: MethodRouter<S>,
     pub(crate) query: Option<Make>,
     pub(crate) request: Option<Request>,
     pub(crate) replies: Vec<Reply>,
@@ -132,13 +134,27 @@ pub(crate) fn groups(options: &RouterOptions) -> [Group; 6] {
     ]
 }
 
-/// The router of all routes, without the middleware of all requests.
+/// The rows of all groups.
+fn all(options: &RouterOptions) -> impl Iterator<Item = Route> {
+    groups(options).into_iter().flat_map(|group| group.routes)
+}
+
+/// The router of all routes of a server with one model, without the middleware of all requests.
 pub(crate) fn router(app: &Arc<App>, options: &RouterOptions) -> Router<Arc<App>> {
-    let (mut clients, mut others) = (Router::new(), Router::new());
     let pages = if options.page { page::routes() } else { Vec::new() };
-    for route in groups(options).into_iter().flat_map(|group| group.routes).chain(pages) {
+    guarded(all(options).chain(pages), &app.access, options)
+}
+
+/// The routes behind the checks of their roles.
+fn guarded<S: Clone + Send + Sync + 'static>(
+    routes: impl Iterator<Item = Route<S>>,
+    access: &Arc<Access>,
+    options: &RouterOptions,
+) -> Router<S> {
+    let (mut clients, mut others) = (Router::new(), Router::new());
+    for route in routes {
         let router = if route.role == Role::Client { &mut clients } else { &mut others };
-        *router = std::mem::take(router).route(route.path, route.guarded(app));
+        *router = std::mem::take(router).route(route.path, route.guarded(access));
     }
     if let Some(cors) = cors::layer(&options.allowed_origins) {
         // The layer applies to other methods only if their fallback is added before it.
@@ -148,10 +164,11 @@ pub(crate) fn router(app: &Arc<App>, options: &RouterOptions) -> Router<Arc<App>
 }
 
 /// A route with the method GET.
-pub(crate) fn get<H, T>(path: &'static str, role: Role, handler: H) -> Route
+pub(crate) fn get<H, T, S>(path: &'static str, role: Role, handler: H) -> Route<S>
 where
-    H: Handler<T, Arc<App>>,
+    H: Handler<T, S>,
     T: 'static,
+    S: Clone + Send + Sync + 'static,
 {
     Route::new("get", path, role, routing::get(handler))
 }
@@ -174,13 +191,8 @@ where
     Route::new("delete", path, role, routing::delete(handler))
 }
 
-impl Route {
-    fn new(
-        method: &'static str,
-        path: &'static str,
-        role: Role,
-        handler: MethodRouter<Arc<App>>,
-    ) -> Self {
+impl<S: Clone + Send + Sync + 'static> Route<S> {
+    fn new(method: &'static str, path: &'static str, role: Role, handler: MethodRouter<S>) -> Self {
         Self {
             method,
             path,
@@ -274,8 +286,8 @@ impl Route {
     }
 
     /// The handler behind the checks of the route's role.
-    fn guarded(self, app: &Arc<App>) -> MethodRouter<Arc<App>> {
-        let state = || Arc::clone(&app.access);
+    fn guarded(self, access: &Arc<Access>) -> MethodRouter<S> {
+        let state = || Arc::clone(access);
         let handler = match self.role {
             Role::Everybody => self.handler,
             Role::Client => {
@@ -299,6 +311,26 @@ impl Route {
             ErrorForm::Anthropic => handler.layer(middleware::from_fn(messages::errors)),
             ErrorForm::Ollama => handler.layer(middleware::from_fn(handlers::ollama::errors)),
             ErrorForm::OpenAi | ErrorForm::Health => handler,
+        }
+    }
+
+    /// The same route with another handler.
+    fn with_handler<T>(self, handler: MethodRouter<T>) -> Route<T> {
+        let Self { method, path, role, query, request, replies, error_form, .. } = self;
+        let Self { own_errors, generates, traced_as, operation, .. } = self;
+        Route {
+            method,
+            path,
+            role,
+            handler,
+            query,
+            request,
+            replies,
+            error_form,
+            own_errors,
+            generates,
+            traced_as,
+            operation,
         }
     }
 

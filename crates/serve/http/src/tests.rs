@@ -17,6 +17,7 @@ use tower::ServiceExt;
 use crate::{Access, RouterOptions, Tenants, router};
 
 mod images;
+mod several;
 
 pub(crate) async fn json(response: axum::response::Response) -> (StatusCode, Value) {
     let status = response.status();

@@ -2,6 +2,7 @@
 
 pub(crate) mod activity;
 pub(crate) mod advice;
+pub(crate) mod asked;
 pub(crate) mod body;
 #[cfg(feature = "tls")]
 pub mod certificates;

@@ -10,8 +10,8 @@ use stolon_kvcache::{BlockLease, Namespace, PrefixLease};
 
 use super::table::{Session, Table};
 use super::{
-    NewSession, SessionContent, SessionCounts, SessionError, SessionHold, SessionId, SessionInfo,
-    SessionPrefix, Turn, TurnEnd,
+    NewSession, SavedSession, SessionContent, SessionCounts, SessionError, SessionHold, SessionId,
+    SessionInfo, SessionPrefix, Turn, TurnEnd,
 };
 use crate::error::EngineError;
 #[cfg(loom)]
@@ -124,6 +124,42 @@ impl Sessions {
         let mut sessions: Vec<_> = table.sessions.iter().collect();
         sessions.sort_unstable_by_key(|(_, session)| session.used);
         sessions.into_iter().map(|(id, session)| session.info(id, now)).collect()
+    }
+
+    /// All open sessions without what they hold, the one that has been idle longest first. A turn in
+    /// progress does not count.
+    pub fn save(&self, now: Instant) -> Vec<SavedSession> {
+        let table = self.lock(now);
+        let mut sessions: Vec<_> = table.sessions.iter().collect();
+        sessions.sort_unstable_by_key(|(_, session)| session.used);
+        let saved = sessions.into_iter().map(|(id, session)| SavedSession {
+            new: NewSession {
+                id: id.clone(),
+                namespace: session.namespace,
+                ttl: Some(session.ttl),
+            },
+            content: session.content.clone(),
+            last_use: session.last_use,
+        });
+        saved.collect()
+    }
+
+    /// Opens sessions that another engine has saved. They hold nothing until their next turn, and
+    /// their time to live continues. Those that this engine does not permit are not opened.
+    pub fn restore(&self, saved: Vec<SavedSession>, now: Instant) {
+        let mut table = self.lock(now);
+        for SavedSession { new, content, last_use } in saved {
+            let id = new.id.clone();
+            if self.open_in(&mut table, new, now).is_err() {
+                continue;
+            }
+            let Ok(session) = table.session(&id) else { continue };
+            (session.content, session.last_use) = (content, last_use);
+            let expires = session.expires();
+            table.expect_expiry(expires);
+        }
+        table.limit_pixels(self.pixel_bytes);
+        table.expire(now);
     }
 
     /// Opens a session `to` with the tokens of `from` or, if `tokens` is given, with that many of

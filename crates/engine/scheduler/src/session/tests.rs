@@ -757,3 +757,28 @@ proptest! {
         }
     }
 }
+
+/// Goal: sessions that are saved continue on another table: with their tokens, without what they
+/// held, and for the rest of their time to live; no open session is replaced.
+#[test]
+fn saved_sessions_continue() {
+    let mut fixture = Fixture::new(100, 10, 60);
+    let [a, b, c] = ids(["a", "b", "c"]);
+    for id in [&a, &b, &c] {
+        fixture.open(id, 0).expect("a free id");
+    }
+    fixture.turn(&a, &[1; 9], 30).expect("idle");
+    fixture.turn(&c, &[2; 9], 30).expect("idle");
+    let saved = fixture.sessions.save(fixture.at(40));
+    assert_eq!(saved.len(), 3);
+    let later = Fixture { start: fixture.start, ..Fixture::new(100, 10, 60) };
+    later.open(&c, 45).expect("a free id");
+    later.sessions.restore(saved, later.at(50));
+    let info = later.info(&a, 50);
+    assert_eq!((info.tokens, info.held_blocks, info.turns), (9, 0, 0));
+    let content = later.sessions.content(&a, later.at(50)).expect("idle");
+    assert_eq!(*content.tokens, [1; 9]);
+    assert_eq!(later.info(&c, 50).tokens, 0, "it was opened there");
+    let left = |seconds| later.sessions.list(later.at(seconds)).len();
+    assert_eq!([left(59), left(61), left(91), left(106)], [3, 2, 1, 0]);
+}

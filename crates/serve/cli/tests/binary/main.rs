@@ -34,6 +34,7 @@ mod page_newcomers;
 mod readme;
 mod root_path;
 mod serve_flags;
+mod several_models;
 mod support;
 mod tls;
 #[cfg(feature = "otel")]

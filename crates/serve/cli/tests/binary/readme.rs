@@ -40,8 +40,13 @@ async fn requests_of_the_documents_are_answered() {
     // The page about encoders sends its requests to two servers of its own.
     let model = |name: &str| stolon_fixtures::path("encoders").join(name).display().to_string();
     let encoders = ["bert", "bert_reranker"].map(|name| Server::start(&model(name), &[]));
+    // And so does the page about several models.
+    let named_model = |name: &str, folder: &str| format!("{name}={}", model(folder));
+    let several = [named_model("embed", "bert"), named_model("rerank", "bert_reranker")];
+    let several = Server::start("chat=demo", &["--model", &several[0], "--model", &several[1]]);
     let (mut sent, mut named) = (0, 0);
     for (page, text) in documents() {
+        let is_of_several = page.ends_with("several-models.md");
         let is_of_encoders = page.ends_with("encoders.md");
         for example in text.split("curl ").skip(1) {
             let Some((_, rest)) = example.split_once("-d '") else { continue };
@@ -53,6 +58,7 @@ async fn requests_of_the_documents_are_answered() {
             let (_, path) = example.split_once(":8080").expect("the server's address");
             let path = path.split_whitespace().next().expect("a path");
             let server = match (is_of_encoders, path) {
+                (false, _) if is_of_several => &several,
                 (false, _) => &server,
                 (true, "/v1/embeddings") => &encoders[0],
                 (true, _) => &encoders[1],

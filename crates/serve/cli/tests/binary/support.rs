@@ -146,14 +146,27 @@ impl Server {
     ) -> (Self, Lines<BufReader<ChildStdout>>) {
         let pool: &[&str] =
             if args.contains(&"--num-blocks") { &[] } else { &["--num-blocks", "512"] };
-        let mut child = command
-            .args(["serve", "--port", "0", "--model", model])
-            .args(pool)
-            .args(args)
-            .stdout(Stdio::piped())
-            .stderr(errors)
-            .spawn()
-            .expect("the binary starts");
+        command.args(["serve", "--port", "0", "--model", model]).args(pool).args(args);
+        Self::listening(command, errors)
+    }
+
+    /// Starts a server with this model and the rest of the arguments, without a size of the KV cache.
+    pub(crate) fn with_models(model: &str, args: &[&str]) -> Self {
+        let mut command = stolon(&["serve", "--port", "0", "--model", model]);
+        command.args(args);
+        Self::read(Self::listening(command, Stdio::inherit()))
+    }
+
+    /// Starts a server with the settings in a file.
+    pub(crate) fn from_file(file: &str) -> Self {
+        let command = stolon(&["serve", "--port", "0", "--config", file]);
+        Self::read(Self::listening(command, Stdio::inherit()))
+    }
+
+    /// Runs a server until it listens.
+    fn listening(mut command: Command, errors: Stdio) -> (Self, Lines<BufReader<ChildStdout>>) {
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(errors).spawn().expect("the binary starts");
         let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
         let base = loop {
             let line = lines.next().expect("an address before the end").expect("UTF-8");

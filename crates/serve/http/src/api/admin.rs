@@ -1,5 +1,8 @@
 //! Health and version, and the operator's statistics and audit.
 
+use std::collections::BTreeMap;
+
+use crate::api::models::LoadStatus;
 use crate::api::schema::JsonSchema;
 use serde::Serialize;
 use stolon::{AuditReport, EngineStats, ModelInfo};
@@ -12,17 +15,20 @@ pub struct Health {
     /// Why the server cannot answer requests; left out if it can.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Whether each model is loaded, by its name; left out by a server that has one model.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub models: BTreeMap<String, LoadStatus>,
 }
 
 impl Health {
     /// Requests are answered.
     pub(crate) fn ok() -> Self {
-        Self { status: Status::Ok, reason: None }
+        Self { status: Status::Ok, reason: None, models: BTreeMap::new() }
     }
 
     /// Requests are not answered.
     pub(crate) fn not_ready(status: Status, reason: String) -> Self {
-        Self { status, reason: Some(reason) }
+        Self { status, reason: Some(reason), models: BTreeMap::new() }
     }
 }
 

@@ -2,7 +2,9 @@
 //! one object, so that the clients of both find the members that they read.
 
 use crate::api::schema::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+use super::fields::UnknownFields;
 
 /// The names under which the model is served, and its LoRA adapters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -42,11 +44,47 @@ pub struct Model {
     pub root: String,
     /// Of an adapter, the name of the model that it changes; otherwise `null`.
     pub parent: Option<String>,
-    /// Context length in tokens: prompt and generated tokens together.
-    pub max_model_len: usize,
+    /// Context length in tokens: prompt and generated tokens together. Left out for a model that was
+    /// not loaded yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_model_len: Option<usize>,
     /// The kinds of content that prompts may have: `text`, and `image` if the model takes images.
     pub input_modalities: &'static [&'static str],
     /// Number of values of an embedding; left out if the model is not meant for embeddings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub embedding_size: Option<usize>,
+    /// Whether the model is loaded; left out by a server that has one model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<LoadStatus>,
+}
+
+/// Whether a model is loaded, in llama.cpp's form.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct LoadStatus {
+    /// `sleeping` (the next request loads it), `loading`, `loaded` or `unloading`.
+    pub value: &'static str,
+    /// Seconds since its load began; left out unless it is loading.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loading_seconds: Option<u64>,
+    /// Whether its last load has failed; left out if not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub failed: bool,
+}
+
+/// The body of `POST /models/load` and `POST /models/unload`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(expecting = "an object with `model`")]
+pub struct NamedModel {
+    /// The name of the model.
+    pub model: String,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+/// The reply of `POST /models/load` and `POST /models/unload`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Succeeded {
+    /// Always true.
+    pub success: bool,
 }

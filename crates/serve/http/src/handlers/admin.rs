@@ -10,12 +10,12 @@ use futures::FutureExt;
 use stolon::{AdapterInfo, EngineHealth};
 
 use crate::api::admin::{Audit, Health, Stats, Status, Version};
-use crate::api::models::{Model, ModelList};
+use crate::api::models::{Model, ModelList, NamedModel, Succeeded};
 use crate::handlers::app::App;
 use crate::wire::advice::Ignored;
 use crate::wire::error::ApiError;
 use crate::wire::parts::PathId;
-use crate::wire::receive::linger;
+use crate::wire::receive::{Received, linger};
 
 /// `GET /v1/models`.
 pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
@@ -42,15 +42,48 @@ pub(crate) async fn model(
 /// `GET /health` and `GET /ready`: whether the engine accepts requests. The engine computes nothing
 /// for it.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> (StatusCode, Json<Health>) {
-    let health = app.engine.health();
-    let status = match health {
-        EngineHealth::Running => return (StatusCode::OK, Json(Health::ok())),
+    health_reply(health_of(app.engine.health()))
+}
+
+/// The health of a server whose engine has this health.
+pub(super) fn health_of(engine: EngineHealth) -> Health {
+    let status = match engine {
+        EngineHealth::Running => return Health::ok(),
         EngineHealth::Hung => Status::Hung,
         EngineHealth::Restarting => Status::Restarting,
         _ => Status::Stopping,
     };
-    let health = Health::not_ready(status, format!("the engine is {health}"));
-    (StatusCode::SERVICE_UNAVAILABLE, Json(health))
+    Health::not_ready(status, format!("the engine is {engine}"))
+}
+
+pub(super) fn health_reply(health: Health) -> (StatusCode, Json<Health>) {
+    let status = match health.status {
+        Status::Ok => StatusCode::OK,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    (status, Json(health))
+}
+
+/// `POST /models/load`: the one model of the server is loaded.
+pub(crate) async fn load_model(
+    State(app): State<Arc<App>>,
+    body: Received,
+) -> Result<Json<Succeeded>, ApiError> {
+    let request: NamedModel = app.parser.parse(body).await?;
+    app.listed(&request.model)?;
+    Ok(Json(Succeeded { success: true }))
+}
+
+/// `POST /models/unload`: the one model of the server stays loaded.
+pub(crate) async fn unload_model(
+    State(app): State<Arc<App>>,
+    body: Received,
+) -> Result<Json<Succeeded>, ApiError> {
+    let request: NamedModel = app.parser.parse(body).await?;
+    app.listed(&request.model)?;
+    let message = "this server has one model, which stays loaded: only a server of several models \
+                   (--model NAME=SOURCE) unloads them";
+    Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, message))
 }
 
 /// `GET /version`.
@@ -121,12 +154,13 @@ impl App {
             owned_by: "stolon",
             root: self.engine.model_info().id.clone(),
             parent: None,
-            max_model_len: self.engine.model_info().max_positions,
+            max_model_len: Some(self.engine.model_info().max_positions),
             input_modalities: match self.engine.model_info().takes_images {
                 true => &["text", "image"],
                 false => &["text"],
             },
             embedding_size: self.engine.embedding_size(None).ok(),
+            status: None,
         }
     }
 

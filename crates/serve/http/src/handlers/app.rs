@@ -33,7 +33,7 @@ use crate::wire::unix_seconds;
 const BODY_BYTES_PER_TOKEN: usize = 256;
 /// Smallest and largest default limit of bodies, in bytes. The largest is for models that take
 /// images, whose size does not follow from the context.
-const BODY_LIMITS: (usize, usize) = (1 << 20, 16 << 20);
+pub(crate) const BODY_LIMITS: (usize, usize) = (1 << 20, 16 << 20);
 /// Maximum number of JSON values in a body: this, and [`VALUES_PER_TOKEN`] per token of the
 /// context.
 const BASE_VALUES: usize = 1 << 16;
@@ -267,6 +267,18 @@ impl App {
 impl FromRef<Arc<App>> for BodyLimits {
     fn from_ref(app: &Arc<App>) -> Self {
         app.bodies.clone()
+    }
+}
+
+impl FromRef<Arc<App>> for ResponseStore {
+    fn from_ref(app: &Arc<App>) -> Self {
+        app.responses.clone()
+    }
+}
+
+impl FromRef<Arc<App>> for RootPath {
+    fn from_ref(app: &Arc<App>) -> Self {
+        app.root_path.clone()
     }
 }
 

@@ -85,8 +85,12 @@ pub(crate) async fn count_tokens(
 
 /// Middleware that turns errors into Anthropic's form.
 pub(crate) async fn errors(request: HttpRequest, next: Next) -> Response {
-    let body = |error: &ApiError| MessagesError { kind: "error", error: error_object(error) };
-    converted(next.run(request).await, body)
+    converted(next.run(request).await, whole_error)
+}
+
+/// The body of a reply for an error, which is also the data of an event.
+pub(crate) fn whole_error(error: &ApiError) -> MessagesError {
+    MessagesError { kind: "error", error: error_object(error) }
 }
 
 /// A response whose error, if it is one, has this body.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
+use indexmap::IndexMap;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::Registry;
@@ -79,22 +80,50 @@ impl EngineMetrics {
     }
 }
 
-/// The handler. Replies in the older format if the client accepts that one only.
+/// The handler.
 pub(crate) async fn metrics(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let internal = |_| ApiError::internal();
+    let text = app.metrics.open_metrics_text().map_err(|_| ApiError::internal())?;
+    Ok(reply(&headers, text))
+}
+
+/// The reply with metrics, in the older format if the client accepts that one only.
+pub(crate) fn reply(headers: &HeaderMap, open_metrics: String) -> Response {
     let accepts = |kind: &str| {
         let mut accepted = headers.get_all(header::ACCEPT).iter();
         accepted.any(|value| value.to_str().is_ok_and(|value| value.contains(kind)))
     };
     if accepts("text/plain") && !accepts("openmetrics-text") {
-        let body = app.metrics.plain_text().map_err(internal)?;
-        return Ok(([(header::CONTENT_TYPE, PLAIN)], body).into_response());
+        return ([(header::CONTENT_TYPE, PLAIN)], plain(&open_metrics)).into_response();
     }
-    let body = app.metrics.open_metrics_text().map_err(internal)?;
-    Ok(([(header::CONTENT_TYPE, OPEN_METRICS)], body).into_response())
+    ([(header::CONTENT_TYPE, OPEN_METRICS)], open_metrics).into_response()
+}
+
+/// OpenMetrics texts as one: each metric is described once, followed by its samples from all texts.
+pub(crate) fn merged(texts: &[String]) -> String {
+    let mut metrics = IndexMap::<&str, (String, String)>::new();
+    for text in texts {
+        let mut name = "";
+        for line in text.lines().filter(|&line| line != "# EOF") {
+            let comment = line.strip_prefix("# ").map(|comment| comment.splitn(3, ' '));
+            let described = comment.and_then(|mut words| words.nth(1));
+            let is_new = described.is_some_and(|described| !metrics.contains_key(described));
+            name = described.unwrap_or(name);
+            let (comments, samples) = metrics.entry(name).or_default();
+            match described {
+                None => samples.extend([line, "\n"]),
+                // The other comments of a new metric follow its first one.
+                Some(_) if is_new || samples.is_empty() && !comments.contains(line) => {
+                    comments.extend([line, "\n"]);
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    let metrics = metrics.into_values().map(|(comments, samples)| comments + &samples);
+    metrics.collect::<String>() + "# EOF\n"
 }
 
 /// Converts OpenMetrics text to the older format, in which the comments of counters have names with

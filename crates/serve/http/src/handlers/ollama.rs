@@ -33,10 +33,12 @@ use crate::wire::error::ApiError;
 use reply::{Form, Reply};
 
 pub(crate) use embed::{embed, embeddings};
-pub(crate) use models::{ps, pull, show, tags, unavailable, version};
+pub(crate) use models::{
+    NEVER, details, digest, entry, ps, pull, show, tags, unavailable, version,
+};
 
 /// The tag of names without one.
-const LATEST: &str = ":latest";
+pub(crate) const LATEST: &str = ":latest";
 
 /// `POST /api/chat`.
 pub(crate) async fn chat(

@@ -22,7 +22,6 @@ use crate::api::responses::{
     SettingsFunction, SettingsReasoning, SettingsText, SettingsTool, TypedItem,
 };
 use crate::guard::access::Caller;
-use crate::handlers::app::App;
 use crate::handlers::context::{Incoming, RequestContext};
 use crate::handlers::dialogue::{
     Dialogue, Tool, custom_tool, function_tool, is_function, tool_choice,
@@ -113,21 +112,21 @@ fn keep(
 
 /// The handler of `GET /v1/responses/{id}`.
 pub(crate) async fn get(
-    State(app): State<Arc<App>>,
+    State(responses): State<ResponseStore>,
     Extension(caller): Extension<Caller>,
     PathId(id): PathId<String>,
 ) -> Result<Json<Value>, ApiError> {
-    let stored = app.responses.get(&id, &caller.owner).ok_or_else(|| missing(&id))?;
+    let stored = responses.get(&id, &caller.owner).ok_or_else(|| missing(&id))?;
     Ok(Json(stored.reply.clone()))
 }
 
 /// The handler of `DELETE /v1/responses/{id}`.
 pub(crate) async fn delete(
-    State(app): State<Arc<App>>,
+    State(responses): State<ResponseStore>,
     Extension(caller): Extension<Caller>,
     PathId(id): PathId<String>,
 ) -> Result<Json<ResponseDeleted>, ApiError> {
-    if !app.responses.delete(&id, &caller.owner) {
+    if !responses.delete(&id, &caller.owner) {
         return Err(missing(&id));
     }
     Ok(Json(ResponseDeleted { id, object: "response", deleted: true }))

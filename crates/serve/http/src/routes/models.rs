@@ -4,7 +4,7 @@ use super::Role::{Client, Operator};
 use super::{Group, Reply, get, post};
 use crate::api::adapters::{AdapterList, LoadAdapter, UnloadAdapter};
 use crate::api::llama_cpp::{AppliedTemplate, Props};
-use crate::api::models::{Model, ModelList};
+use crate::api::models::{Model, ModelList, NamedModel, Succeeded};
 use crate::api::tokenize::{
     DetokenizeRequest, Detokenized, TokenizeRequest, Tokenized, TokenizerInfo,
 };
@@ -29,6 +29,16 @@ pub(super) fn group() -> Group {
             )
             .replies::<Model>()
             .fails(&[400, 404]),
+        post("/models/load", Operator, admin::load_model)
+            .described("loadModel", "Load a model of a server of several, as in llama.cpp")
+            .takes::<NamedModel>()
+            .replies::<Succeeded>()
+            .fails(&[404]),
+        post("/models/unload", Operator, admin::unload_model)
+            .described("unloadModel", "Unload a model of a server of several when it is idle")
+            .takes::<NamedModel>()
+            .replies::<Succeeded>()
+            .fails(&[404, 501]),
         post("/v1/load_lora_adapter", Operator, adapters::load)
             .described("loadLoraAdapter", "Load a LoRA adapter from the server's disk")
             .takes::<LoadAdapter>()

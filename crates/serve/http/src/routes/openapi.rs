@@ -7,7 +7,7 @@
 mod page;
 
 use std::borrow::Cow;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use axum::extract::State;
 use axum::http::{HeaderName, header};
@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 use crate::api::schema::Make;
 use crate::api::{chat, messages, options, responses};
 use crate::guard::deadline;
-use crate::handlers::app::{App, RouterOptions};
+use crate::handlers::app::RouterOptions;
 use crate::routes::{self, FILE, Operation, Reply, Request, Role, Route};
 use crate::wire::reply::LINES;
 use crate::wire::root_path::RootPath;
@@ -40,8 +40,8 @@ static JSON: LazyLock<String> = LazyLock::new(|| DESCRIPTION.to_string());
 static PAGE: LazyLock<String> = LazyLock::new(|| page::render(&DESCRIPTION));
 
 /// `GET /openapi.json`.
-pub(crate) async fn json(State(app): State<Arc<App>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "application/json")], at(&app.root_path))
+pub(crate) async fn json(State(root_path): State<RootPath>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], at(&root_path))
 }
 
 /// The description of a server that clients reach below this path.

@@ -66,7 +66,7 @@ static FILES: &[File] = &files! {
 };
 
 /// The routes of the page, which are not part of the API's description.
-pub(crate) fn routes() -> Vec<Route> {
+pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> Vec<Route<S>> {
     vec![
         get("/", Everybody, async |headers: HeaderMap| INDEX.reply(&headers)),
         get("/page/{name}", Everybody, file),

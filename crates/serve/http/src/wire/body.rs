@@ -18,6 +18,7 @@ use crate::api::embeddings::EmbeddingsRequest;
 use crate::api::fields::UnknownFields;
 use crate::api::llama_cpp::InfillRequest;
 use crate::api::messages::MessagesRequest;
+use crate::api::models::NamedModel;
 use crate::api::neutral::{self, Meaning, Scope};
 use crate::api::ollama::{
     OllamaChat, OllamaCommon, OllamaEmbed, OllamaEmbeddings, OllamaGenerate, OllamaModel,
@@ -146,6 +147,7 @@ request_body!(UnpinRequest, None, CachePrompt);
 request_body!(PolicyRequest, None);
 request_body!(LoadAdapter, None);
 request_body!(UnloadAdapter, None);
+request_body!(NamedModel, None);
 request_body!(OpenSession, None);
 request_body!(ForkSession, None);
 request_body!(RewindSession, None);

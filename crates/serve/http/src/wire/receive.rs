@@ -1,6 +1,6 @@
 //! Receives the body of a request, within limits on its type, size, time and memory.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
@@ -48,6 +48,21 @@ pub(crate) struct Received {
     pub(crate) memory: Held,
 }
 
+/// A body that was received before the request was passed to the router that answers it, as an
+/// extension of the request. It can be taken once.
+#[derive(Clone, Debug)]
+pub(crate) struct Already(Arc<Mutex<Option<Received>>>);
+
+impl Already {
+    pub(crate) fn new(received: Received) -> Self {
+        Self(Arc::new(Mutex::new(Some(received))))
+    }
+
+    fn take(&self) -> Option<Received> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
 /// The part of [`BodyLimits::memory`] that a body holds.
 pub(crate) type Held = Option<OwnedSemaphorePermit>;
 
@@ -66,6 +81,10 @@ where
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        if let Some(received) = request.extensions().get().and_then(Already::take) {
+            BodyLimits::from_ref(state).check_size(received.bytes.len())?;
+            return Ok(received);
+        }
         let checked = check_content_type(request.headers())
             .and_then(|()| check_content_encoding(request.headers()));
         let activity = request.extensions().get::<Arc<Activity>>().cloned();

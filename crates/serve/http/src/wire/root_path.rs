@@ -22,7 +22,7 @@ use crate::wire::error::cut;
 const MAX_BYTES: usize = 200;
 
 /// The first parts of the paths of the server's own routes.
-pub(crate) const OWN_PARTS: [&str; 22] = [
+pub(crate) const OWN_PARTS: [&str; 23] = [
     "admin",
     "api",
     "apply-template",
@@ -33,6 +33,7 @@ pub(crate) const OWN_PARTS: [&str; 22] = [
     "health",
     "infill",
     "metrics",
+    "models",
     "open_session",
     "openapi.json",
     "page",

@@ -31,6 +31,7 @@ mod page_api;
 mod responses_api;
 mod root_path;
 mod sessions_api;
+mod several_models;
 mod skills_api;
 mod structured_api;
 mod support;

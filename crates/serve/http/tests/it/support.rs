@@ -17,6 +17,7 @@ use tokio::task::JoinHandle;
 pub(crate) mod adapters;
 mod client;
 pub(crate) mod infill;
+pub(crate) mod several;
 
 use client::Client;
 pub(crate) use client::{

@@ -197,8 +197,9 @@ pub struct RunningEntry {
     /// The model.
     #[serde(flatten)]
     pub model: ModelEntry,
-    /// A time far in the future.
-    pub expires_at: &'static str,
+    /// When the model is unloaded if no request comes: a time far in the future, unless the server
+    /// has several models and unloads those that are idle.
+    pub expires_at: String,
     /// Always 0.
     pub size_vram: u64,
     /// Context length in tokens: prompt and generated tokens together.

@@ -27,7 +27,7 @@ const VERSION: &str = "0.13.0";
 const FAMILY: &str = "stolon";
 
 /// When a model leaves the memory: never.
-const NEVER: &str = "2318-04-11T00:00:00Z";
+pub(crate) const NEVER: &str = "2318-04-11T00:00:00Z";
 
 /// A comment at the end of the template of a model that fills gaps. Continue looks for this name of
 /// a variable of Ollama's templates before it sends a `suffix`.
@@ -50,7 +50,8 @@ pub(crate) async fn tags(State(app): State<Arc<App>>) -> Json<Tags> {
 /// `GET /api/ps`.
 pub(crate) async fn ps(State(app): State<Arc<App>>) -> Json<Running> {
     let context_length = app.engine.model_info().max_positions;
-    let running = |model| RunningEntry { model, expires_at: NEVER, size_vram: 0, context_length };
+    let running =
+        |model| RunningEntry { model, expires_at: NEVER.to_owned(), size_vram: 0, context_length };
     Json(Running { models: app.entries().into_iter().take(1).map(running).collect() })
 }
 
@@ -108,17 +109,8 @@ impl App {
     fn entries(&self) -> Vec<ModelEntry> {
         let capabilities = self.capabilities(&self.template().unwrap_or_default());
         let entry = |name: &str, adapter: Option<&str>| {
-            // Clients expect a tag.
-            let tag = if name.contains(':') { "" } else { LATEST };
-            let name = format!("{name}{tag}");
-            ModelEntry {
-                digest: digest((&self.fingerprint, adapter, &capabilities)),
-                model: name.clone(),
-                name,
-                modified_at: rfc3339(self.started),
-                size: 0,
-                details: self.details(adapter.is_some()),
-            }
+            let digest = digest((&self.fingerprint, adapter, &capabilities));
+            entry(name, digest, self.started, self.details(adapter.is_some()))
         };
         let names = self.served_names.iter().map(|name| entry(name, None));
         let adapters = self.engine.adapters();
@@ -126,13 +118,7 @@ impl App {
     }
 
     fn details(&self, is_adapter: bool) -> Details {
-        let parent = if is_adapter { self.model_name() } else { "" };
-        Details {
-            parent_model: parent.to_owned(),
-            family: FAMILY,
-            families: [FAMILY],
-            ..Details::default()
-        }
+        details(if is_adapter { self.model_name() } else { "" })
     }
 
     /// The chat template.
@@ -159,8 +145,23 @@ impl App {
     }
 }
 
+/// A model that is listed. `started` is the time of its last change in seconds since 1970.
+pub(crate) fn entry(name: &str, digest: String, started: u64, details: Details) -> ModelEntry {
+    // Clients expect a tag.
+    let tag = if name.contains(':') { "" } else { LATEST };
+    let name = format!("{name}{tag}");
+    let modified_at = rfc3339(started);
+    ModelEntry { digest, model: name.clone(), name, modified_at, size: 0, details }
+}
+
+/// The description of a model. `parent` is the model that an adapter changes; otherwise empty.
+pub(crate) fn details(parent: &str) -> Details {
+    let parent_model = parent.to_owned();
+    Details { parent_model, family: FAMILY, families: [FAMILY], ..Details::default() }
+}
+
 /// 64 hexadecimal digits that identify a value.
-fn digest(value: impl Hash) -> String {
+pub(crate) fn digest(value: impl Hash) -> String {
     let part = |number: u8| {
         let mut hasher = DefaultHasher::new();
         (&value, number).hash(&mut hasher);

@@ -43,14 +43,14 @@ impl Drop for Memory {
     }
 }
 
-/// The responses that a server keeps.
-#[derive(Debug, Default)]
+/// The responses that a server keeps. Clones share them.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct ResponseStore {
     /// Maximum memory in bytes; 0 keeps nothing.
     limit: usize,
     /// Memory of all responses, also of those that are forgotten but that others continue.
     bytes: Arc<AtomicUsize>,
-    kept: Mutex<Kept>,
+    kept: Arc<Mutex<Kept>>,
 }
 
 #[derive(Debug, Default)]

@@ -5,17 +5,17 @@ use axum::http::StatusCode;
 use crate::wire::error::ApiError;
 
 /// `GET /openapi.json`.
-pub(super) async fn json() -> ApiError {
+pub(crate) async fn json() -> ApiError {
     absent()
 }
 
 /// `GET /docs`.
-pub(super) async fn docs() -> ApiError {
+pub(crate) async fn docs() -> ApiError {
     absent()
 }
 
 /// `GET /docs/search.js`.
-pub(super) async fn search() -> ApiError {
+pub(crate) async fn search() -> ApiError {
     absent()
 }
 

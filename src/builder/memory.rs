@@ -1,0 +1,51 @@
+//! The memory that an engine will take, before it is started.
+
+use stolon_checkpoint::ModelSource;
+use stolon_checkpoint::inspect::{InspectOptions, inspect};
+
+use super::load::BLOCK_SIZE;
+use super::{EngineBuilder, ModelArg};
+use crate::Error;
+
+impl EngineBuilder {
+    /// The memory in bytes that the weights and the KV cache will take. Reads the headers of the
+    /// model's files, for a model on the hub perhaps over the network, and blocks meanwhile.
+    ///
+    /// Image encoders, adapters and what is computed in a step are not included.
+    ///
+    /// # Errors
+    /// [`Error::Load`] if the model cannot be described, which is so for the built-in and random
+    /// models, and [`EngineError::InvalidParameter`](crate::EngineError::InvalidParameter) without a
+    /// model, and for a decoder without [`kv_memory`](Self::kv_memory) and
+    /// [`num_blocks`](Self::num_blocks), whose KV cache takes what is free when it is started.
+    pub fn memory_needed(&self) -> Result<u64, Error> {
+        let source: ModelSource = match &self.model {
+            Some(ModelArg::Source(source)) => source.clone(),
+            Some(ModelArg::Text(text)) => text.parse()?,
+            None => return Err(Error::invalid("model", "a model in files", "none")),
+        };
+        let mut load = self.load_options.clone();
+        load.max_positions = self.config.max_positions;
+        let (kv_type, window_kv) = (self.kv_type, self.window_kv.unwrap_or_default());
+        let weight_type = self.weights.unwrap_or_default();
+        let options = InspectOptions { load, weight_type, kv_type, window_kv };
+        let inspection = inspect(&source, &options)?;
+        let Some(memory) = inspection.memory else {
+            // A text encoder, which has no KV cache.
+            return Ok(inspection.tensors.iter().map(|tensor| tensor.bytes).sum());
+        };
+        let kv = match (self.num_blocks, self.kv_memory) {
+            (Some(count), _) => {
+                let positions = count.saturating_mul(self.block_size.unwrap_or(BLOCK_SIZE));
+                memory.kv_per_token.saturating_mul(positions as u64)
+            }
+            (None, Some(bytes)) => bytes,
+            (None, None) => {
+                let expected = "a size, because the memory of this model has to be known before it \
+                                is loaded";
+                return Err(Error::invalid("kv_memory", expected, "none"));
+            }
+        };
+        Ok(memory.weights.saturating_add(kv))
+    }
+}
