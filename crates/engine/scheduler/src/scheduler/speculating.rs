@@ -5,6 +5,7 @@ use std::time::Instant;
 use stolon_kvcache::TreeReader;
 
 use super::batch::{Batch, Step};
+use super::checkpoints::Checkpoints;
 use crate::context::EngineContext;
 use crate::schedule::Slice;
 use crate::sequence::Sequence;
@@ -38,7 +39,7 @@ impl Speculating {
     /// tenants do.
     pub(super) fn propose(
         &self,
-        batch: &mut Batch,
+        (batch, checkpoints): (&mut Batch, &Checkpoints),
         slices: &[(u64, Slice)],
         tokens: usize,
         (is_alone, several_tenants): (bool, bool),
@@ -64,7 +65,8 @@ impl Speculating {
             let Some(sequence) = batch.get_mut(*id) else { continue };
             // Equal shares; what one does not use goes to the next ones.
             let share = left.div_ceil(slices.len() - index);
-            let limit = self.limit(sequence, slice).min(share);
+            let limit = self.limit(sequence, slice).min(checkpoints.proposals_max(sequence));
+            let limit = limit.min(share);
             let proposed = self.draft(sequence, limit, worth, tree);
             if !proposed.is_empty() {
                 left -= proposed.len();
