@@ -389,7 +389,8 @@ async fn conversations_resume_where_they_would_without_proposals() {
                     assert_eq!(essence(answer), essence(expected), "{model}, {guess:?}");
                 }
                 assert_eq!(resumed, cached, "{model}, {guess:?}, blocks of {block_size}");
-                assert!(engine.stats().drafted_tokens > 100, "{:?}", engine.stats());
+                let drafted = engine.stats().drafted_tokens;
+                assert!(guess == Guess::Own || drafted > 100, "{guess:?}: {drafted} drafted");
                 engine.shutdown().await;
             }
             plain.shutdown().await;

@@ -32,7 +32,7 @@ impl<M: Memory> Scheduler<M> {
                 debug_assert_eq!(results.len(), step.slices.len());
                 self.estimates.note_step(&step, &results, done.compute);
                 if only_computes {
-                    self.estimates.note_cost(&step, now);
+                    self.estimates.note_cost(&step, &results, now);
                     self.speculating.note(&step, now);
                 }
                 let mut rows: Vec<(u64, Arc<[f32]>)> = Vec::new();
