@@ -25,9 +25,9 @@ const CLIENTS: usize = 5;
 /// Length of an answer in tokens, without another end.
 const ANSWER_LEN: usize = 24;
 
-/// The models: dense, with windows, with sinks and experts, with latent attention, with experts, with
-/// short convolutions, with Mamba-2, with Gated DeltaNet and Kimi Delta Attention, and with windows in
-/// states.
+/// The models: dense, with windows, with sinks and experts, with latent attention, with experts,
+/// with short convolutions, with Mamba-2, with Gated DeltaNet and Kimi Delta Attention, and with
+/// windows in states.
 const MODELS: &[&str] = &[
     "llama",
     "gemma3",
@@ -345,8 +345,8 @@ async fn proposals_change_no_bit() {
     }
 }
 
-/// The turns of a conversation, each of which continues the one before. Returns the answers, and how
-/// many tokens of each prompt were not computed.
+/// The turns of a conversation, each of which continues the one before. Returns the answers, and
+/// how many tokens of each prompt were not computed.
 async fn converse(engine: &Engine) -> (Vec<Completion>, Vec<usize>) {
     let (mut prompt, mut answers, mut cached) = (tokens(1, 70), Vec::new(), Vec::new());
     for turn in 0..4 {
@@ -360,8 +360,9 @@ async fn converse(engine: &Engine) -> (Vec<Completion>, Vec<usize>) {
     (answers, cached)
 }
 
-/// Goal: the states of rejected tokens are in no checkpoint, and no checkpoint is missing: each turn
-/// of a conversation resumes where it does without proposals, and its answer has the same bits.
+/// Goal: the states of rejected tokens are in no checkpoint, and no checkpoint is missing: each
+/// turn of a conversation resumes where it does without proposals, and its answer has the same
+/// bits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn conversations_resume_where_they_would_without_proposals() {
     for model in ["qwen3_5", "granite_mamba_moe", "kimi_linear", "gemma3 in states"] {
@@ -398,8 +399,8 @@ async fn conversations_resume_where_they_would_without_proposals() {
     }
 }
 
-/// Goal: 170 answers of each model for each kind of proposals, 10,000 together, have the bits of plain
-/// decoding. The variable `STOLON_EXACT_ANSWERS` sets another number.
+/// Goal: 170 answers of each model for each kind of proposals, 10,000 together, have the bits of
+/// plain decoding. The variable `STOLON_EXACT_ANSWERS` sets another number.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes some minutes"]
 async fn proposals_change_no_bit_of_any_model() {

@@ -224,8 +224,8 @@ impl SliceState {
 /// A checkpoint that a step writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateCheckpoint {
-    /// Number of positions of the sequence that the state covers: from `start + 1` to the end of the
-    /// slice without its proposed tokens.
+    /// Number of positions of the sequence that the state covers: from `start + 1` to the end of
+    /// the slice without its proposed tokens.
     pub len: usize,
     /// The blocks that the state is copied to: [`BackendSpec::checkpoint_blocks`] of them, which
     /// are in no block table and in no other checkpoint of the batch.

@@ -109,8 +109,8 @@ pub struct FakeBackend {
     /// nothing was written.
     slots: Vec<Option<Mark>>,
     /// The recurrent state in each slot: the mark of the last position that it covers, followed by
-    /// those of the proposed tokens, after any of which the sequence may continue. Empty where it is
-    /// undefined.
+    /// those of the proposed tokens, after any of which the sequence may continue. Empty where it
+    /// is undefined.
     states: Vec<Vec<Mark>>,
     encoder: FakeEncoder,
     handle: FakeHandle,

@@ -49,7 +49,8 @@ struct SlotProposals {
     len: usize,
     /// Number of tokens that were proposed to follow these positions.
     count: usize,
-    /// Number of tokens proposed in the step before that the layers of this step add to their states.
+    /// Number of tokens proposed in the step before that the layers of this step add to their
+    /// states.
     accepted: usize,
     /// Their projections, one vector for each recurrent layer.
     rows: Vec<Vec<f32>>,
@@ -58,11 +59,11 @@ struct SlotProposals {
 /// The proposed tokens of a slice in one recurrent layer.
 #[derive(Debug)]
 pub(crate) struct LayerProposals<'a> {
-    /// Number of tokens that were proposed in the last step and have been accepted. The layer has to
-    /// add the first rows of `rows` to its state before the tokens of the slice.
+    /// Number of tokens that were proposed in the last step and have been accepted. The layer has
+    /// to add the first rows of `rows` to its state before the tokens of the slice.
     pub(crate) accepted: usize,
-    /// The projections of the tokens proposed in the last step, which the layer replaces by those of
-    /// this step. Their width is the layer's own.
+    /// The projections of the tokens proposed in the last step, which the layer replaces by those
+    /// of this step. Their width is the layer's own.
     pub(crate) rows: &'a mut Vec<f32>,
 }
 
@@ -112,8 +113,8 @@ impl StateStore {
         self.layers * self.layer_len
     }
 
-    /// Checks that each slice continues where the state in its slot ends, or after some of the tokens
-    /// that were proposed to follow.
+    /// Checks that each slice continues where the state in its slot ends, or after some of the
+    /// tokens that were proposed to follow.
     ///
     /// # Errors
     /// [`BackendError::MalformedBatch`].

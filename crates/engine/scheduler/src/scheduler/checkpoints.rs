@@ -71,8 +71,9 @@ impl Checkpoints {
         lens
     }
 
-    /// Number of tokens that may be proposed to follow a sequence: the next checkpoint of its answer
-    /// is taken after a token that is certain, so that no rejected token is ever part of one.
+    /// Number of tokens that may be proposed to follow a sequence: the next checkpoint of its
+    /// answer is taken after a token that is certain, so that no rejected token is ever part of
+    /// one.
     pub(super) fn proposals_max(&self, sequence: &Sequence) -> usize {
         let caches = self.context.config.prefix_caching && sequence.writes_cache();
         let rule = self.context.checkpoint_rule().filter(|_| caches);

@@ -256,8 +256,8 @@ impl Estimates {
     }
 }
 
-/// How many tokens a sequence that decodes gets in the time of a step without proposals, measured: 1
-/// if none are proposed.
+/// How many tokens a sequence that decodes gets in the time of a step without proposals, measured:
+/// 1 if none are proposed.
 #[derive(Clone, Copy, Debug)]
 struct DecodeSpeed {
     /// Tokens per sequence in the last steps.
@@ -276,8 +276,8 @@ impl DecodeSpeed {
     /// Weight of the earlier steps when another one is added: about a hundred steps count.
     const KEPT: f64 = 0.99;
 
-    /// Limits on the time of a step, which other programs may have delayed, as multiples of its time
-    /// without proposals.
+    /// Limits on the time of a step, which other programs may have delayed, as multiples of its
+    /// time without proposals.
     const TIMES: std::ops::RangeInclusive<f64> = 0.5..=4.0;
 
     /// Learns from a step with `tokens` tokens per sequence that took `time` times as long as one

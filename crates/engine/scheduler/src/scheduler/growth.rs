@@ -13,7 +13,8 @@ use crate::preempt;
 use crate::sequence::Sequence;
 use crate::transfer::SaveRequest;
 
-/// The part of the pool, as a divisor, that stays free when blocks are reserved for proposed tokens.
+/// The part of the pool, as a divisor, that stays free when blocks are reserved for proposed
+/// tokens.
 const SPARE_PART: usize = 4;
 
 impl<M: Memory> Scheduler<M> {
@@ -92,8 +93,8 @@ impl<M: Memory> Scheduler<M> {
         Ok(())
     }
 
-    /// Reserves the blocks that tokens need that are likely to be proposed, if so many blocks are free
-    /// that no other request needs these: none waits, and a part of the pool stays free.
+    /// Reserves the blocks that tokens need that are likely to be proposed, if so many blocks are
+    /// free that no other request needs these: none waits, and a part of the pool stays free.
     pub(super) async fn grow_for_proposals(&mut self) -> Result<(), ActorStopped> {
         if !self.admission.queue().is_empty() {
             return Ok(());

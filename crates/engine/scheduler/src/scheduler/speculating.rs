@@ -84,8 +84,8 @@ impl Speculating {
         self.context.spec.proposals && self.context.config.speculation.max_tokens > 0
     }
 
-    /// Maximum number of tokens that may be proposed for a sequence that decodes, if it has blocks for
-    /// them: their events have room, and no answer gets longer than it may be.
+    /// Maximum number of tokens that may be proposed for a sequence that decodes, if it has blocks
+    /// for them: their events have room, and no answer gets longer than it may be.
     fn limit(&self, sequence: &Sequence, checkpoints: &Checkpoints) -> usize {
         let Sequence { options, .. } = sequence;
         if sequence.generated() == 0 || options.regions || options.pooling.is_some() {
@@ -105,8 +105,8 @@ impl Speculating {
         covered.saturating_sub(sequence.tokens.len())
     }
 
-    /// Number of blocks that a sequence lacks for the tokens that are likely to be proposed next, as
-    /// some were in the last step.
+    /// Number of blocks that a sequence lacks for the tokens that are likely to be proposed next,
+    /// as some were in the last step.
     pub(super) fn lacking(&self, sequence: &Sequence, checkpoints: &Checkpoints) -> usize {
         let proposes = sequence.drafts.as_ref().is_some_and(|drafts| drafts.has_proposed());
         if !self.is_on() || !proposes || sequence.held.computed + 1 != sequence.tokens.len() {

@@ -299,8 +299,8 @@ fn estimates_are_right_within_a_factor() {
     assert!(share >= 0.75 && (0.9..1.1).contains(&median), "{share:.3}, median {median:.2}");
 }
 
-/// Goal: where proposed tokens make answers shorter, estimates are as right as without: they take the
-/// tokens that are accepted into account.
+/// Goal: where proposed tokens make answers shorter, estimates are as right as without: they take
+/// the tokens that are accepted into account.
 #[test]
 fn accepted_tokens_count() {
     let (policy, mix) = (AdmissionPolicy::Cost, Mix::Chat);

@@ -114,8 +114,8 @@ fn proposals_may_begin_a_block() {
     assert_eq!(full.1, run(true, Guess::Nothing).1, "blocks that were evicted");
 }
 
-/// Goal: proposals evict, preempt and delay nothing, and reserve no block that others may need: with
-/// a pool and a step that are just large enough, everything happens as in plain decoding.
+/// Goal: proposals evict, preempt and delay nothing, and reserve no block that others may need:
+/// with a pool and a step that are just large enough, everything happens as in plain decoding.
 #[test]
 fn proposals_take_only_what_is_left() {
     let run = |guess| {

@@ -72,8 +72,8 @@ pub(super) struct RecurrentBuffers {
     /// The outputs of each slice, `[heads, tokens of the slice, value_dim]`, one slice after the
     /// other.
     outputs: Vec<f32>,
-    /// The same buffers for the tokens that were proposed in the last step and accepted; `None` until
-    /// there are any.
+    /// The same buffers for the tokens that were proposed in the last step and accepted; `None`
+    /// until there are any.
     accepted: Option<Box<RecurrentBuffers>>,
 }
 

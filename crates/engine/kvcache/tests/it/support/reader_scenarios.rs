@@ -370,8 +370,8 @@ fn continuation_against_growth_of_a_leaf() {
     });
 }
 
-/// Goal: while a run is split, what follows a prefix is the run or, once it is there, the branch that
-/// was used later, and never a mixture.
+/// Goal: while a run is split, what follows a prefix is the run or, once it is there, the branch
+/// that was used later, and never a mixture.
 #[test]
 fn continuation_against_split() {
     let race = Race {
@@ -384,8 +384,8 @@ fn continuation_against_split() {
     run(Race { query: |r| continuation(r, &[1, 2]), answers: &[3], ..race });
 }
 
-/// Goal: what follows a prefix stays there while a sibling is evicted and the rest is merged into one
-/// run.
+/// Goal: what follows a prefix stays there while a sibling is evicted and the rest is merged into
+/// one run.
 #[test]
 fn continuation_against_merge() {
     let race = Race {

@@ -64,9 +64,9 @@ impl Recurrent {
         });
     }
 
-    /// Computes one task, in parts that end at checkpoints. Proposed tokens change only a copy of the
-    /// state. `convolved`, `[rows, channels]`, and `factors`, `[rows, heads * decays + heads]`, have
-    /// the rows of all slices.
+    /// Computes one task, in parts that end at checkpoints. Proposed tokens change only a copy of
+    /// the state. `convolved`, `[rows, channels]`, and `factors`, `[rows, heads * decays + heads]`,
+    /// have the rows of all slices.
     fn recur_head(&self, path: Path, inputs: (&[f32], &[f32]), task: HeadTask<'_>) {
         let HeadTask { slice, head, state, mut outputs, copies } = task;
         let mut copies = copies.into_iter();
@@ -87,8 +87,8 @@ impl Recurrent {
         }
     }
 
-    /// Computes the recurrence of a head over the rows from `row` on, as many as there are `outputs`,
-    /// `[tokens, value_dim]`.
+    /// Computes the recurrence of a head over the rows from `row` on, as many as there are
+    /// `outputs`, `[tokens, value_dim]`.
     fn recur_rows(
         &self,
         path: Path,

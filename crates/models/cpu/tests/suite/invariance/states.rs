@@ -257,7 +257,8 @@ impl Subject<'_> {
                     break;
                 }
             }
-            // The first slice ends with tokens that are certain, and writes a checkpoint after them.
+            // The first slice ends with tokens that are certain, and writes a checkpoint after
+            // them.
             let mut path = self.tokens[..LEN].to_vec();
             path.extend([1, 2, 3]);
             let part = run::part(&path, at[0], LEN + 3, &tables[0]);
