@@ -165,6 +165,22 @@ fn planted_eager_free_is_caught() {
     });
 }
 
+/// Goal: the models find a node that is freed while its tokens are read as a continuation.
+#[test]
+fn planted_eager_free_below_a_continuation_is_caught() {
+    plant(Bug::EagerFree);
+    must_fail(
+        "planted_eager_free_below_a_continuation_is_caught",
+        "access to freed memory",
+        2,
+        || {
+            let query: Query =
+                |r| r.continuation(&Namespace::default(), &[1], 8).iter().sum::<u32>() as usize;
+            race(Race { query, ..SPLIT }, &[(query, &[2, 9])]);
+        },
+    );
+}
+
 /// Goal: the models find a split that loses the children of the run.
 #[test]
 fn planted_split_without_children_is_caught() {

@@ -95,8 +95,7 @@ impl EngineBuilder {
     /// Tokens are guessed from what the engine knows: what other requests of the same namespace went
     /// on with, repetitions of the prompt, forced parts of a grammar and
     /// [`Request::prediction`](crate::Request::prediction). Answers have the same bits with and
-    /// without. Nothing is guessed for models with recurrent layers, with
-    /// [`WindowKv::States`](crate::WindowKv::States) and on GPUs.
+    /// without. Nothing is guessed on GPUs.
     pub fn speculation(mut self, speculation: Speculation) -> Self {
         self.config.speculation = speculation;
         self

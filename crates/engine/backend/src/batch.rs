@@ -34,8 +34,9 @@ pub struct BackendSpec {
     pub draws: bool,
     /// Whether slices may have proposed tokens after the last token of their sequence
     /// (speculative decoding). A later step then begins at the first position that was not accepted
-    /// and writes it again. Requires keys and values that can be overwritten, and rows with the same
-    /// bits however many tokens the slice has. A sequence with a recurrent state cannot go back.
+    /// and writes it again. Requires keys and values that can be overwritten, rows with the same
+    /// bits however many tokens the slice has, and, if there are recurrent states, that a sequence
+    /// can continue after any of the tokens ([`SliceState::proposed`]).
     pub proposals: bool,
     /// The recurrent state of a sequence; `None` if the backend keeps all that a prefix leaves behind
     /// in its KV blocks, as for a model with attention layers only.
@@ -192,33 +193,39 @@ pub struct SequenceSlice {
 }
 
 /// How a slice uses the recurrent state of its sequence. After the step, the slot has the state
-/// after the slice's last position.
+/// after the slice's last position, or, with proposed tokens, what is needed to continue after any
+/// of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceState {
     /// The slot of the sequence, which no other slice of the batch has. If `start` is 0, or with a
     /// checkpoint to resume from, what it contains is ignored; else it has the state after the
-    /// position before `start`.
+    /// position before `start`, or that position was proposed in the sequence's last step.
     pub slot: u32,
     /// The blocks of the checkpoint after the position before `start`, if the sequence resumes from
     /// one: [`BackendSpec::checkpoint_blocks`] of them. The step reads them only.
     pub resume: Option<Vec<BlockId>>,
-    /// The checkpoints that the step writes, in ascending order of their positions.
+    /// The checkpoints that the step writes, in ascending order of their positions. None of them
+    /// covers a proposed token.
     pub checkpoints: Vec<StateCheckpoint>,
+    /// Number of tokens at the end of the slice that were proposed and may be rejected, fewer than
+    /// the slice has. The next slice of the sequence begins at the first of them, or after any of
+    /// them. Not 0 only for backends with [`BackendSpec::proposals`].
+    pub proposed: usize,
 }
 
 impl SliceState {
     /// The state in `slot`, without checkpoints.
     #[must_use]
     pub fn in_slot(slot: u32) -> Self {
-        Self { slot, resume: None, checkpoints: Vec::new() }
+        Self { slot, resume: None, checkpoints: Vec::new(), proposed: 0 }
     }
 }
 
 /// A checkpoint that a step writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateCheckpoint {
-    /// Number of positions of the sequence that the state covers: from `start + 1` to the slice's
-    /// end.
+    /// Number of positions of the sequence that the state covers: from `start + 1` to the end of
+    /// the slice without its proposed tokens.
     pub len: usize,
     /// The blocks that the state is copied to: [`BackendSpec::checkpoint_blocks`] of them, which
     /// are in no block table and in no other checkpoint of the batch.

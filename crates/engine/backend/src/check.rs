@@ -246,16 +246,24 @@ fn check_state(
     slice: &SequenceSlice,
     spec: &BackendSpec,
 ) -> Result<(), BackendError> {
-    let Some(SliceState { resume, checkpoints, .. }) = &slice.state else { return Ok(()) };
+    let Some(SliceState { resume, checkpoints, proposed, .. }) = &slice.state else {
+        return Ok(());
+    };
     if spec.state.is_none() {
         return Err(malformed(index, format_args!("expected no state, which this model has not")));
+    }
+    let proposed_max = if spec.proposals { slice.token_count - 1 } else { 0 };
+    if *proposed > proposed_max {
+        let reason =
+            format_args!("expected at most {proposed_max} proposed tokens, got {proposed}");
+        return Err(malformed(index, reason));
     }
     if resume.is_some() && slice.start == 0 {
         return Err(malformed(index, format_args!("resumes from a checkpoint at position 0")));
     }
     let mut before = slice.start;
     for checkpoint in checkpoints {
-        let end = slice.start + slice.token_count;
+        let end = slice.start + slice.token_count - proposed;
         if checkpoint.len <= before || checkpoint.len > end {
             let reason = format_args!(
                 "expected a checkpoint in {}..={end}, got {}",

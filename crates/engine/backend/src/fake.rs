@@ -108,9 +108,10 @@ pub struct FakeBackend {
     /// `[block_count, block_size]`: the mark stored at each position of each block, `None` where
     /// nothing was written.
     slots: Vec<Option<Mark>>,
-    /// The recurrent state in each slot: the mark of the last position that it covers. `None` where
-    /// it is undefined.
-    states: Vec<Option<Mark>>,
+    /// The recurrent state in each slot: the mark of the last position that it covers, followed by
+    /// those of the proposed tokens, after any of which the sequence may continue. Empty where it
+    /// is undefined.
+    states: Vec<Vec<Mark>>,
     encoder: FakeEncoder,
     handle: FakeHandle,
 }
@@ -129,7 +130,7 @@ impl FakeBackend {
                 block_bytes: block_size * SLOT_BYTES,
                 hidden_size: options.hidden_size,
                 draws: options.draws,
-                proposals: options.state.is_none(),
+                proposals: true,
                 state: options.state.map(|(blocks, slots)| StateSpec {
                     bytes: blocks * block_size * SLOT_BYTES,
                     slots,
@@ -142,7 +143,7 @@ impl FakeBackend {
             strict: options.strict,
             checker: BatchChecker::new(block_count).with_adapters(),
             slots: vec![None; block_count * block_size],
-            states: vec![None; options.state.map_or(0, |(_, slots)| slots)],
+            states: vec![Vec::new(); options.state.map_or(0, |(_, slots)| slots)],
             encoder: FakeEncoder::new(options.encode_calls),
             handle: FakeHandle::new(options.record),
         }
@@ -229,15 +230,15 @@ impl FakeBackend {
     fn resume(&self, slice: &SequenceSlice, last: Mark) -> Result<(), BackendError> {
         let Some(state) = &slice.state else { return Ok(()) };
         let found = match &state.resume {
-            _ if slice.start == 0 => Some(last),
+            _ if slice.start == 0 => vec![last],
             Some(blocks) => {
                 let mut marks = blocks.iter().map(|block| self.slots[self.first_slot(*block)]);
                 let first = marks.next().flatten();
-                first.filter(|first| marks.all(|mark| mark == Some(*first)))
+                first.filter(|first| marks.all(|mark| mark == Some(*first))).into_iter().collect()
             }
-            None => self.states[state.slot as usize],
+            None => self.states[state.slot as usize].clone(),
         };
-        if found == Some(last) || !self.strict {
+        if found.contains(&last) || !self.strict {
             return Ok(());
         }
         Err(BackendError::MalformedBatch(format!(
@@ -250,7 +251,11 @@ impl FakeBackend {
     /// slice's slot and its checkpoint of that length.
     fn keep_state(&mut self, slice: &SequenceSlice, len: usize, last: Mark) {
         let Some(state) = &slice.state else { return };
-        self.states[state.slot as usize] = Some(last);
+        let states = &mut self.states[state.slot as usize];
+        if len <= slice.start + slice.token_count - state.proposed {
+            states.clear();
+        }
+        states.push(last);
         let checkpoints = state.checkpoints.iter().filter(|checkpoint| checkpoint.len == len);
         for block in checkpoints.flat_map(|checkpoint| &checkpoint.blocks) {
             let first = self.first_slot(*block);
@@ -272,7 +277,7 @@ impl FakeBackend {
                 self.slots[index] = None;
             }
             let Some(state) = &slice.state else { continue };
-            self.states[state.slot as usize] = None;
+            self.states[state.slot as usize].clear();
             for block in state.checkpoints.iter().flat_map(|checkpoint| &checkpoint.blocks) {
                 let first = self.first_slot(*block);
                 self.slots[first..][..self.spec.block_size].fill(None);

@@ -192,6 +192,7 @@ impl<M: Memory> Scheduler<M> {
                 break;
             }
             self.grow().await?;
+            self.grow_for_proposals().await?;
             plan = self.plan(now).await?;
             // Without a step, no completion will call this again, so a request that cannot continue
             // must be ended now, and blocks that `grow` has released by preemption must be offered

@@ -163,9 +163,15 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
             for (id, task) in ids.into_iter().zip(plan.tasks) {
                 let mut result = RowResult::default();
                 if task.sampler.is_some() {
-                    let number = self.streams.get_mut(&id).map_or(0, Stream::next_number);
-                    let token = (hash(id, number) % vocab_size) as u32;
-                    result.sampled.push(Sampled { token, logprob: None });
+                    let mut proposals = task.proposals.iter();
+                    loop {
+                        let number = self.streams.get_mut(&id).map_or(0, Stream::next_number);
+                        let token = simulated_token(id, number, vocab_size);
+                        result.sampled.push(Sampled { token, logprob: None });
+                        if proposals.next() != Some(&token) {
+                            break;
+                        }
+                    }
                 }
                 result.logits = task.return_logits.then(|| vec![0.0; vocab_size as usize].into());
                 result.sampler = task.sampler;
@@ -251,6 +257,11 @@ impl Stream {
 fn ready<T>(call: impl Future<Output = Result<T, ActorStopped>>) -> Result<T, EngineError> {
     let answer = call.now_or_never().unwrap_or(Err(ActorStopped("the simulated memory")));
     answer.map_err(|stopped| EngineError::Interrupted { reason: stopped.to_string() })
+}
+
+/// The token of a request with this number, counted from 1.
+pub(crate) fn simulated_token(request: u64, number: u32, vocab_size: u64) -> u32 {
+    (hash(request, number) % vocab_size) as u32
 }
 
 /// SplitMix64's finish (Steele, Lea and Flood 2014).

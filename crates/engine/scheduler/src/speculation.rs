@@ -110,7 +110,11 @@ impl fmt::Debug for DraftSources {
 
 /// The sources of one sequence, and how often they were right.
 #[derive(Debug)]
-pub(crate) struct Drafts(Vec<Tracked>);
+pub(crate) struct Drafts {
+    sources: Vec<Tracked>,
+    /// Whether tokens were proposed in the last step that could have had some.
+    has_proposed: bool,
+}
 
 /// A source with its last draft.
 #[derive(Debug)]
@@ -154,7 +158,12 @@ impl Drafts {
         };
         let tracked =
             |source| Tracked { source, draft: Vec::new(), acceptance: Acceptance::UNKNOWN };
-        Drafts(sources.into_iter().map(tracked).collect())
+        Drafts { sources: sources.into_iter().map(tracked).collect(), has_proposed: false }
+    }
+
+    /// Whether tokens were proposed in the last step, so that more are likely to be.
+    pub(crate) fn has_proposed(&self) -> bool {
+        self.has_proposed
     }
 
     /// The tokens to propose, at most `limit`: the draft that is expected to save the most time, and
@@ -167,11 +176,12 @@ impl Drafts {
     ) -> Vec<u32> {
         if limit == 0 || worth.is_some_and(|worth| !worth.may_pay()) {
             // Not even a search is worth its time.
-            self.0.iter_mut().for_each(|tracked| tracked.draft.clear());
+            self.sources.iter_mut().for_each(|tracked| tracked.draft.clear());
+            self.has_proposed = false;
             return Vec::new();
         }
         let mut best: (f64, &[u32]) = (0.0, &[]);
-        for Tracked { source, draft, acceptance } in &mut self.0 {
+        for Tracked { source, draft, acceptance } in &mut self.sources {
             *draft = source.draft(context, limit);
             draft.truncate(limit);
             let (count, saved) = match worth {
@@ -182,12 +192,13 @@ impl Drafts {
                 best = (saved, &draft[..count]);
             }
         }
+        self.has_proposed = !best.1.is_empty();
         best.1.to_vec()
     }
 
     /// Learns which tokens have followed.
     pub(crate) fn learn(&mut self, followed: &[u32]) {
-        for Tracked { draft, acceptance, .. } in &mut self.0 {
+        for Tracked { draft, acceptance, .. } in &mut self.sources {
             let right = draft.iter().zip(followed).take_while(|(a, b)| a == b).count();
             (0..right).for_each(|_| acceptance.note(true));
             match right == followed.len() {
@@ -267,9 +278,9 @@ mod tests {
         let learned = |parts: &[&[u32]]| {
             let mut drafts =
                 Drafts::new(&Speculation { sources: sources.clone(), ..Speculation::default() });
-            drafts.0[0].draft = vec![1, 2, 3, 4];
+            drafts.sources[0].draft = vec![1, 2, 3, 4];
             parts.iter().for_each(|part| drafts.learn(part));
-            drafts.0[0].acceptance.rate()
+            drafts.sources[0].acceptance.rate()
         };
         assert_eq!(learned(&[&[1, 2, 9]]), learned(&[&[1], &[2, 9]]));
         assert_eq!(learned(&[&[1, 2, 9], &[4]]), learned(&[&[1, 2, 9]]));

@@ -225,6 +225,16 @@ impl CheckpointRule {
         len / self.distance * self.distance
     }
 
+    /// Distance of the checkpoints of an answer, in positions.
+    fn answer_distance(&self) -> usize {
+        self.distance.max(ANSWER_DISTANCE_MIN)
+    }
+
+    /// The first position after `len` at which a checkpoint of an answer may be taken.
+    pub(crate) fn answer_checkpoint_after(&self, len: usize) -> usize {
+        (len / self.answer_distance() + 1) * self.answer_distance()
+    }
+
     /// Distance of the regular checkpoints of a prompt of `prompt_len` positions.
     fn regular_distance(&self, prompt_len: usize) -> usize {
         let sparse = (KV_PER_CHECKPOINT * self.blocks * self.block_size).max(DISTANCE_MIN);
@@ -240,7 +250,6 @@ impl CheckpointRule {
     pub(crate) fn choose(&self, wishes: &CheckpointWishes, start: usize, end: usize) -> Vec<usize> {
         let prompt_end = self.end_of_prompt(wishes.prompt_len);
         let distance = self.regular_distance(wishes.prompt_len);
-        let answer = self.distance.max(ANSWER_DISTANCE_MIN);
         let regular = (start / distance + 1..=end / distance).map(|n| n * distance);
         let mut lens: Vec<usize> = regular.filter(|&len| len < prompt_end).collect();
         lens.push(prompt_end);
@@ -250,7 +259,7 @@ impl CheckpointRule {
         lens.push(self.whole(wishes.parted).min(prompt_end));
         lens.extend(wishes.marks.iter().map(|&len| self.whole(len).min(prompt_end)));
         lens.extend(wishes.followers.iter().map(|&len| self.whole(len).min(prompt_end)));
-        let of_answer = end / answer * answer;
+        let of_answer = end / self.answer_distance() * self.answer_distance();
         lens.extend((of_answer > prompt_end).then_some(of_answer));
         lens.retain(|&len| len > start && len <= end);
         lens.sort_unstable();

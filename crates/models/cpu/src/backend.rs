@@ -213,6 +213,7 @@ impl Backend for CpuBackend {
     fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError> {
         self.checker.check(batch, &self.spec)?;
         self.kv.check_slices(batch)?;
+        self.states.check_slices(batch)?;
         let adapters = batch.sequences.iter().filter_map(|slice| slice.adapter.as_ref());
         if let Some(foreign) = adapters.into_iter().find(|a| self.adapters.own(a).is_none()) {
             return Err(BackendError::MalformedBatch(format!("{foreign:?} is of another model")));
@@ -334,8 +335,7 @@ fn spec_of(
         // This backend does not draw tokens, because the rows of logits are in the engine's memory
         // already.
         draws: false,
-        // A state covers all positions of a step, and cannot go back to an earlier one.
-        proposals: state.is_none(),
+        proposals: true,
         state: state.map(|state| checkpointed(state, shape)),
         ..BackendSpec::default()
     }

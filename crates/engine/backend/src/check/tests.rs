@@ -196,3 +196,30 @@ fn adapters_must_be_supported() {
     expect_refused(&adapted, "slice 1: this backend does not support adapters");
     BatchChecker::new(8).with_adapters().check(&adapted, &spec()).expect("a good batch");
 }
+
+/// Goal: proposed tokens follow a certain one, only for backends that can reject them, and no
+/// checkpoint covers them.
+#[test]
+fn proposed_tokens_are_checked() {
+    let state = Some(StateSpec { bytes: 1, slots: 1 });
+    let spec = BackendSpec { proposals: true, state, block_bytes: 1, ..spec() };
+    let check = |proposed, len, spec: &BackendSpec| {
+        let checkpoint = crate::StateCheckpoint { len, blocks: vec![BlockId(7)] };
+        let checkpoints = vec![checkpoint];
+        let state = Some(SliceState { proposed, checkpoints, ..SliceState::in_slot(0) });
+        let slice = SequenceSlice { state, ..slice(2, 4, &[0, 1]) };
+        BatchChecker::new(8).check(&batch(vec![slice]), spec).map_err(|error| error.to_string())
+    };
+    for (proposed, len) in [(0, 6), (1, 5), (3, 3)] {
+        check(proposed, len, &spec).expect("a good batch");
+    }
+    for (proposed, len, part) in [
+        (4, 3, "expected at most 3 proposed tokens, got 4"),
+        (1, 6, "expected a checkpoint in 3..=5, got 6"),
+    ] {
+        let error = check(proposed, len, &spec).expect_err(part);
+        assert!(error.contains(part), "{error}");
+    }
+    let error = check(1, 3, &BackendSpec { proposals: false, ..spec }).expect_err("no proposals");
+    assert!(error.contains("expected at most 0 proposed tokens, got 1"), "{error}");
+}

@@ -57,6 +57,21 @@ impl<M: Memory> Blocks<M> {
         Ok(self.reserve_and_find(count, None).await?.0)
     }
 
+    /// Reserves blocks if at least `spare` others stay free, so that none is evicted for them.
+    ///
+    /// # Errors
+    /// [`ActorStopped`] if the memory no longer answers.
+    pub(super) async fn reserve_spare(
+        &mut self,
+        count: usize,
+        spare: usize,
+    ) -> Result<Option<BlockLease>, ActorStopped> {
+        match self.memory.counts().await?.free >= count + spare {
+            true => self.reserve(count).await,
+            false => Ok(None),
+        }
+    }
+
     /// As [`Blocks::reserve`]; also looks up cached logits.
     ///
     /// # Errors

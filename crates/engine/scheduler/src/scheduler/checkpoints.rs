@@ -71,6 +71,18 @@ impl Checkpoints {
         lens
     }
 
+    /// Number of tokens that may be proposed to follow a sequence: the next checkpoint of its
+    /// answer is taken after a token that is certain, so that no rejected token is ever part of
+    /// one.
+    pub(super) fn proposals_max(&self, sequence: &Sequence) -> usize {
+        let caches = self.context.config.prefix_caching && sequence.writes_cache();
+        let rule = self.context.checkpoint_rule().filter(|_| caches);
+        rule.map_or(usize::MAX, |rule| {
+            let end = sequence.tokens.len();
+            rule.answer_checkpoint_after(end) - end - 1
+        })
+    }
+
     /// Reserves blocks for checkpoints after the first `lens` positions of a sequence. Those for
     /// which there are not enough blocks are not taken.
     ///
@@ -98,11 +110,12 @@ impl Checkpoints {
         Ok(state)
     }
 
-    /// The state of a slice of the next step, which computes `sequence` up to `end`.
+    /// The state of a slice of the next step, which computes `sequence` up to `end`, and `proposed`
+    /// tokens that may follow.
     pub(super) fn begin_slice(
         &self,
         sequence: &mut Sequence,
-        end: usize,
+        (end, proposed): (usize, usize),
         in_flight: &mut StateInFlight,
     ) -> Option<SliceState> {
         let slots = self.free_slots.as_ref()?;
@@ -123,6 +136,7 @@ impl Checkpoints {
                     blocks: blocks.blocks().to_vec(),
                 })
                 .collect(),
+            proposed,
         })
     }
 

@@ -45,6 +45,8 @@ pub(super) struct Estimates {
     rate: f64,
     /// The model of the time that steps take.
     cost: StepCost,
+    /// The tokens that sequences which decode get in the time of a step without proposals.
+    decode_speed: DecodeSpeed,
     /// The tenants that had requests last.
     recent_tenants: RecentTenants,
     /// Whether several tenants had requests recently.
@@ -60,6 +62,7 @@ impl Estimates {
             answers: DecodeForecast::default(),
             rate: 0.0,
             cost: StepCost::default(),
+            decode_speed: DecodeSpeed::default(),
             recent_tenants: RecentTenants::default(),
             several_tenants: false,
             arrived: VecDeque::new(),
@@ -131,12 +134,22 @@ impl Estimates {
 
     /// Learns from the step that ends now how long steps take, together with everything that happens
     /// between its plan and its results. Proposed tokens make a step longer, so it says nothing about
-    /// the time that others need.
-    pub(super) fn note_cost(&mut self, step: &Step, now: Instant) {
-        if step.slices.iter().any(|slice| slice.proposed > 0) {
+    /// the time that others need, but how many tokens come in that time.
+    pub(super) fn note_cost(&mut self, step: &Step, results: &[RowResult], now: Instant) {
+        let time = now.saturating_duration_since(step.began);
+        if step.slices.iter().all(|slice| slice.proposed == 0) {
+            self.cost.note(step.work(), time);
+            if step.slices.iter().any(|slice| slice.count == 1) {
+                self.decode_speed.note(1.0, 1.0);
+            }
             return;
         }
-        self.cost.note(step.work(), now.saturating_duration_since(step.began));
+        let plain = self.cost.seconds(step.work());
+        if plain > 0.0 {
+            let sampled: usize = results.iter().map(|result| result.sampled.len()).sum();
+            let tokens = sampled as f64 / results.len().max(1) as f64;
+            self.decode_speed.note(tokens, time.as_secs_f64() / plain);
+        }
     }
 
     /// The sizes of the next step. Its duration is limited at the recent speed unless it is for one
@@ -172,7 +185,7 @@ impl Estimates {
         Work {
             position,
             pending: pending.max(1),
-            decode: sequence.likely(self.answers),
+            decode: self.decode_speed.steps(sequence.likely(self.answers)),
             class: sequence.options.priority,
             tenant: sequence.tenant,
         }
@@ -240,5 +253,44 @@ impl Estimates {
             prefill_order: self.prefill_order(),
             starts: OnceLock::new(),
         });
+    }
+}
+
+/// How many tokens a sequence that decodes gets in the time of a step without proposals, measured:
+/// 1 if none are proposed.
+#[derive(Clone, Copy, Debug)]
+struct DecodeSpeed {
+    /// Tokens per sequence in the last steps.
+    tokens: f64,
+    /// The duration of these steps, each as a multiple of its duration without proposals.
+    time: f64,
+}
+
+impl Default for DecodeSpeed {
+    fn default() -> DecodeSpeed {
+        DecodeSpeed { tokens: 1.0, time: 1.0 }
+    }
+}
+
+impl DecodeSpeed {
+    /// Weight of the earlier steps when another one is added: about a hundred steps count.
+    const KEPT: f64 = 0.99;
+
+    /// Limits on the time of a step, which other programs may have delayed, as multiples of its
+    /// time without proposals.
+    const TIMES: std::ops::RangeInclusive<f64> = 0.5..=4.0;
+
+    /// Learns from a step with `tokens` tokens per sequence that took `time` times as long as one
+    /// without proposals.
+    fn note(&mut self, tokens: f64, time: f64) {
+        self.tokens = DecodeSpeed::KEPT * self.tokens + tokens;
+        self.time =
+            DecodeSpeed::KEPT * self.time + time.clamp(*Self::TIMES.start(), *Self::TIMES.end());
+    }
+
+    /// The duration of `tokens` tokens as a number of steps without proposals, at least 1.
+    fn steps(self, tokens: usize) -> usize {
+        let steps = tokens as f64 * self.time / self.tokens.max(f64::MIN_POSITIVE);
+        (steps.round() as usize).max(1)
     }
 }

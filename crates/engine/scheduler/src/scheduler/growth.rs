@@ -13,6 +13,10 @@ use crate::preempt;
 use crate::sequence::Sequence;
 use crate::transfer::SaveRequest;
 
+/// The part of the pool, as a divisor, that stays free when blocks are reserved for proposed
+/// tokens.
+const SPARE_PART: usize = 4;
+
 impl<M: Memory> Scheduler<M> {
     /// Adds the full blocks of the running sequences to the tree, except for those that write
     /// nothing to it.
@@ -81,6 +85,34 @@ impl<M: Memory> Scheduler<M> {
         }
         let Some(mut blocks) = reserved else { return self.grow_one_by_one(growing).await };
         for Growth { id, count, .. } in growing {
+            let share = blocks.split(count);
+            if let Some(sequence) = self.batch.get_mut(id) {
+                sequence.held.add_reserved(share);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reserves the blocks that tokens need that are likely to be proposed, if so many blocks are
+    /// free that no other request needs these: none waits, and a part of the pool stays free.
+    pub(super) async fn grow_for_proposals(&mut self) -> Result<(), ActorStopped> {
+        if !self.admission.queue().is_empty() {
+            return Ok(());
+        }
+        let sequences = self
+            .batch
+            .sequences()
+            .map(|sequence| (sequence.id, self.speculating.lacking(sequence, &self.checkpoints)));
+        let growing: Vec<(u64, usize)> = sequences.filter(|(_, count)| *count > 0).collect();
+        let total = growing.iter().map(|(_, count)| count).sum();
+        if total == 0 {
+            return Ok(());
+        }
+        let spare = self.context.spec.block_count / SPARE_PART;
+        let Some(mut blocks) = self.blocks.reserve_spare(total, spare).await? else {
+            return Ok(());
+        };
+        for (id, count) in growing {
             let share = blocks.split(count);
             if let Some(sequence) = self.batch.get_mut(id) {
                 sequence.held.add_reserved(share);

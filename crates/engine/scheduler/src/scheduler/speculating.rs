@@ -5,6 +5,8 @@ use std::time::Instant;
 use stolon_kvcache::TreeReader;
 
 use super::batch::{Batch, Step};
+use super::checkpoints::Checkpoints;
+use crate::blocks_for;
 use crate::context::EngineContext;
 use crate::schedule::Slice;
 use crate::sequence::Sequence;
@@ -38,7 +40,7 @@ impl Speculating {
     /// tenants do.
     pub(super) fn propose(
         &self,
-        batch: &mut Batch,
+        (batch, checkpoints): (&mut Batch, &Checkpoints),
         slices: &[(u64, Slice)],
         tokens: usize,
         (is_alone, several_tenants): (bool, bool),
@@ -64,7 +66,9 @@ impl Speculating {
             let Some(sequence) = batch.get_mut(*id) else { continue };
             // Equal shares; what one does not use goes to the next ones.
             let share = left.div_ceil(slices.len() - index);
-            let limit = self.limit(sequence, slice).min(share);
+            let is_decode = slice.start + 1 == sequence.tokens.len();
+            let limit = if is_decode { self.limit(sequence, checkpoints) } else { 0 };
+            let limit = limit.min(self.covered(sequence)).min(share);
             let proposed = self.draft(sequence, limit, worth, tree);
             if !proposed.is_empty() {
                 left -= proposed.len();
@@ -80,21 +84,36 @@ impl Speculating {
         self.context.spec.proposals && self.context.config.speculation.max_tokens > 0
     }
 
-    /// Maximum number of tokens that may be proposed for a sequence: they lie in the blocks that it
-    /// has reserved, their events have room, and no answer gets longer than it may be.
-    fn limit(&self, sequence: &Sequence, slice: &Slice) -> usize {
-        let is_decode = sequence.generated() > 0 && slice.start + 1 == sequence.tokens.len();
-        if !is_decode || sequence.options.regions || sequence.options.pooling.is_some() {
+    /// Maximum number of tokens that may be proposed for a sequence that decodes, if it has blocks
+    /// for them: their events have room, and no answer gets longer than it may be.
+    fn limit(&self, sequence: &Sequence, checkpoints: &Checkpoints) -> usize {
+        let Sequence { options, .. } = sequence;
+        if sequence.generated() == 0 || options.regions || options.pooling.is_some() {
             return 0;
         }
-        let covered = sequence.held.table.len() * self.context.spec.block_size;
-        let in_blocks = covered.saturating_sub(sequence.tokens.len());
         let in_context = self.context.spec.max_positions.saturating_sub(sequence.tokens.len());
         (self.context.config.speculation.max_tokens)
-            .min(in_blocks)
+            .min(checkpoints.proposals_max(sequence))
             .min(in_context)
             .min(sequence.remaining().saturating_sub(1))
             .min(sequence.events.room())
+    }
+
+    /// Number of positions after its tokens for which a sequence has blocks.
+    fn covered(&self, sequence: &Sequence) -> usize {
+        let covered = sequence.held.table.len() * self.context.spec.block_size;
+        covered.saturating_sub(sequence.tokens.len())
+    }
+
+    /// Number of blocks that a sequence lacks for the tokens that are likely to be proposed next,
+    /// as some were in the last step.
+    pub(super) fn lacking(&self, sequence: &Sequence, checkpoints: &Checkpoints) -> usize {
+        let proposes = sequence.drafts.as_ref().is_some_and(|drafts| drafts.has_proposed());
+        if !self.is_on() || !proposes || sequence.held.computed + 1 != sequence.tokens.len() {
+            return 0;
+        }
+        let more = self.limit(sequence, checkpoints).saturating_sub(self.covered(sequence));
+        blocks_for(self.context.spec.block_size, more)
     }
 
     /// The tokens that are proposed for a sequence, at most `limit`. None of them ends its answer, so

@@ -32,7 +32,7 @@ impl<M: Memory> Scheduler<M> {
                 debug_assert_eq!(results.len(), step.slices.len());
                 self.estimates.note_step(&step, &results, done.compute);
                 if only_computes {
-                    self.estimates.note_cost(&step, now);
+                    self.estimates.note_cost(&step, &results, now);
                     self.speculating.note(&step, now);
                 }
                 let mut rows: Vec<(u64, Arc<[f32]>)> = Vec::new();
@@ -140,7 +140,7 @@ impl<M: Memory> Scheduler<M> {
                 block_table: sequence.held.table[..blocks].to_vec(),
                 // Proposals follow a single token, so each token of the slice has a row.
                 logit_rows: if proposed > 0 { LogitRows::All } else { slice.rows },
-                state: self.checkpoints.begin_slice(sequence, end, &mut state),
+                state: self.checkpoints.begin_slice(sequence, (end, proposed), &mut state),
                 images: sequence.images.within(&(start..end)),
                 rotary_lag: sequence.images.rotary_lag(start),
                 adapter: sequence.options.adapter.clone(),
@@ -161,7 +161,8 @@ impl<M: Memory> Scheduler<M> {
     fn propose(&mut self, slices: &[(u64, Slice)], is_alone: bool) -> Vec<Vec<u32>> {
         let waits = (is_alone, self.estimates.are_several_tenants());
         let (tokens, tree) = (self.context.config.max_batched_tokens, self.blocks.reader());
-        self.speculating.propose(&mut self.batch, slices, tokens, waits, tree)
+        let sequences = (&mut self.batch, &self.checkpoints);
+        self.speculating.propose(sequences, slices, tokens, waits, tree)
     }
 
     /// The slices of the next step, each with the id of its sequence.

@@ -11,10 +11,13 @@ use crate::config::{AdmissionPolicy, EngineConfig};
 use crate::error::EngineError;
 use crate::event::Event;
 use crate::request::SequenceRequest;
-use crate::simulation::Simulation;
+use crate::simulation::{Simulation, simulated_token};
+use crate::speculation::{DraftContext, DraftSource, DraftSources, Speculation};
 
 /// The machine of most tests.
 const MACHINE: Machine = Machine::Even { step: 6_000, token: 200 };
+
+const VOCAB_SIZE: usize = 50_000;
 
 /// The duration of a step.
 type Cost = Box<dyn FnMut(&StepBatch) -> Duration>;
@@ -66,13 +69,14 @@ impl Engine {
     /// An engine with a KV pool of so many blocks of 16 positions.
     fn new(machine: Machine, blocks: usize, config: EngineConfig) -> Engine {
         let spec = BackendSpec {
-            vocab_size: 50_000,
+            vocab_size: VOCAB_SIZE,
             max_positions: 8_192,
             block_size: 16,
             block_count: blocks,
             block_bytes: 1,
             hidden_size: None,
             draws: false,
+            proposals: true,
             ..BackendSpec::default()
         };
         let simulation = Simulation::new(spec, config, machine.cost()).expect("valid");
@@ -175,13 +179,37 @@ struct Case {
     /// Arrivals per second, as a part of what the engine can answer.
     load: f64,
     seed: u64,
+    /// Number of tokens that are proposed for a sequence in a step. Seven of eight are right.
+    proposed: usize,
+}
+
+/// Guesses the tokens of a request of the simulation, whose number it finds.
+#[derive(Debug, Default)]
+struct Guesser(u64);
+
+impl DraftSource for Guesser {
+    fn draft(&mut self, context: &DraftContext<'_>, limit: usize) -> Vec<u32> {
+        let answer = &context.tokens[context.prompt_len..];
+        let token = |id, number| simulated_token(id, number as u32, VOCAB_SIZE as u64);
+        let is_its = |id: &u64| (0..).zip(answer).all(|(n, got)| token(*id, n + 1) == *got);
+        let Some(id) = (self.0..10_000).find(is_its) else { return Vec::new() };
+        self.0 = id;
+        let tokens = (answer.len() + 1..).take(limit);
+        tokens.map(|n| if n % 8 == 0 { 0 } else { token(id, n) }).collect()
+    }
 }
 
 const REQUESTS: usize = 400;
 
 impl Case {
     fn engine(&self) -> Engine {
+        let guess = || -> Vec<Box<dyn DraftSource>> { vec![Box::new(Guesser::default())] };
         let config = EngineConfig {
+            speculation: Speculation {
+                max_tokens: self.proposed,
+                adaptive: false,
+                sources: Some(DraftSources::new(guess)),
+            },
             policy: self.policy,
             max_running: 16,
             max_queued_tokens: usize::MAX,
@@ -255,7 +283,7 @@ fn estimates_are_right_within_a_factor() {
         for &load in loads {
             for (index, machine) in machines.into_iter().enumerate() {
                 let policy = [AdmissionPolicy::Cost, AdmissionPolicy::Fcfs][index % 2];
-                let case = Case { machine, blocks: 4_000, policy, mix, load, seed: 7 };
+                let case = Case { machine, blocks: 4_000, policy, mix, load, seed: 7, proposed: 0 };
                 let quotients = case.quotients();
                 let (share, median) = (share_right(&quotients), quotients[quotients.len() / 2]);
                 println!("{case:?}: {share:.2} within 1.5, median {median:.2}");
@@ -269,6 +297,32 @@ fn estimates_are_right_within_a_factor() {
     let (share, median) = (share_right(&all), all[all.len() / 2]);
     println!("all: {share:.3} within 1.5, median {median:.2}");
     assert!(share >= 0.75 && (0.9..1.1).contains(&median), "{share:.3}, median {median:.2}");
+}
+
+/// Goal: where proposed tokens make answers shorter, estimates are as right as without: they take
+/// the tokens that are accepted into account.
+#[test]
+fn accepted_tokens_count() {
+    let (policy, mix) = (AdmissionPolicy::Cost, Mix::Chat);
+    for load in [0.5, 0.9] {
+        let case = |proposed| {
+            let case = Case {
+                machine: Machine::Wide,
+                blocks: 4_000,
+                policy,
+                mix,
+                load,
+                seed: 7,
+                proposed,
+            };
+            let quotients = case.quotients();
+            (case.capacity(), share_right(&quotients), quotients[quotients.len() / 2])
+        };
+        let (plain, (fast, share, median)) = (case(0).0, case(7));
+        println!("{fast:.0} requests a second, {plain:.0} without: {share:.2}, median {median:.2}");
+        assert!(fast > 1.5 * plain, "{fast}, without proposals {plain}");
+        assert!(share >= 0.5 && (0.8..1.25).contains(&median), "{share:.2}, median {median:.2}");
+    }
 }
 
 /// Goal: the time after which a refused request may be sent again is that at which the queue has

@@ -92,13 +92,35 @@ fn right_guesses_save_steps() {
     assert_eq!(right.completion_tokens, plain.completion_tokens);
 }
 
-/// Goal: proposals reserve no block and evict, preempt and delay nothing: with a pool and a step
-/// that are just large enough, everything happens as in plain decoding.
+/// Goal: if many blocks are free, proposals do not end with a block, and the blocks that they need
+/// are reserved for them; if the cache fills the pool, they do, and evict nothing.
+#[test]
+fn proposals_may_begin_a_block() {
+    let run = |is_full, guess| {
+        let mut harness = Harness::new(4, 120, config(guess));
+        if is_full {
+            harness.submit(prompt(2, 460), 1, None);
+            harness.finish();
+        }
+        let before = harness.context.stats();
+        harness.submit(prompt(1, 20), 100, None);
+        harness.finish();
+        let after = harness.context.stats();
+        (after.steps - before.steps, after.evictions)
+    };
+    let [free, full] = [false, true].map(|is_full| run(is_full, Guess::Right));
+    assert!(4 * free.0 < 3 * full.0, "{} and {} steps", free.0, full.0);
+    assert_eq!(free.1, 0);
+    assert_eq!(full.1, run(true, Guess::Nothing).1, "blocks that were evicted");
+}
+
+/// Goal: proposals evict, preempt and delay nothing, and reserve no block that others may need:
+/// with a pool and a step that are just large enough, everything happens as in plain decoding.
 #[test]
 fn proposals_take_only_what_is_left() {
     let run = |guess| {
         let config = EngineConfig { max_batched_tokens: 6, ..config(guess) };
-        let mut harness = Harness::new(4, 30, config);
+        let mut harness = Harness::new(4, 25, config);
         for seed in 0..4 {
             harness.submit(prompt(seed, 17), 12, None);
         }

@@ -3,6 +3,7 @@
 use stolon_backend::Backend;
 use stolon_kvcache::{EvictionPolicy, Namespace};
 
+use super::speculation::Guess;
 use super::*;
 use crate::session::{NewSession, SessionId};
 
@@ -50,19 +51,26 @@ fn a_repeated_prompt_resumes_before_its_last_position() {
 }
 
 /// Goal: each turn of a conversation computes only its new tokens, up to the distance of the
-/// checkpoints of an answer.
+/// checkpoints of an answer, whatever tokens were proposed.
 #[test]
 fn a_turn_resumes_at_the_end_of_the_answer_before() {
-    let mut harness = harness(64);
-    run(&mut harness, group_prompt(1, 50), 40);
-    for more in 1..8 {
-        let prompt = next_turn(&harness, more);
-        let before = prompt.len() - 9 - 1;
-        let cached = run(&mut harness, prompt, 40);
-        assert_eq!(cached, before / 16 * 16, "the last checkpoint of the answer");
+    for guess in [Guess::Nothing, Guess::Right, Guess::Mixed, Guess::Wrong] {
+        let speculation = guess.speculation();
+        let config =
+            EngineConfig { max_batched_tokens: 64, speculation, ..EngineConfig::default() };
+        let mut harness = Harness::with_states(4, 400, Some(3), config);
+        run(&mut harness, group_prompt(1, 50), 40);
+        for more in 1..8 {
+            let prompt = next_turn(&harness, more);
+            let before = prompt.len() - 9 - 1;
+            let cached = run(&mut harness, prompt, 40);
+            assert_eq!(cached, before / 16 * 16, "{guess:?}: the last checkpoint of the answer");
+        }
+        let again = harness.context.gauges.recomputed_tokens.get();
+        assert!(again < 7 * 16, "{again} tokens whose KV was cached were computed again");
+        let drafted = harness.context.stats().drafted_tokens;
+        assert_eq!(drafted > 100, guess != Guess::Nothing, "{guess:?}: {drafted} drafted");
     }
-    let again = harness.context.gauges.recomputed_tokens.get();
-    assert!(again < 7 * 16, "{again} tokens whose KV was cached were computed again");
 }
 
 /// Goal: the second prompt that diverges from another one computes the shared part again once, and

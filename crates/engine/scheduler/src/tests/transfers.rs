@@ -85,7 +85,7 @@ pub(super) fn stored_state(
         write_from: 0,
         block_table: (0..count as u32).map(BlockId).collect(),
         logit_rows: LogitRows::None,
-        state: Some(SliceState { slot: 0, resume: None, checkpoints: vec![checkpoint] }),
+        state: Some(SliceState { checkpoints: vec![checkpoint], ..SliceState::in_slot(0) }),
         ..SequenceSlice::default()
     };
     let batch = StepBatch { tokens: prefix.to_vec(), sequences: vec![slice] };

@@ -46,6 +46,9 @@ pub(super) struct SliceRows<'a> {
     pub(super) first: usize,
     /// Number of rows, at least 1.
     pub(super) tokens: usize,
+    /// Number of rows before the tokens that are only proposed, at least 1. The state is kept after
+    /// them.
+    pub(super) certain: usize,
     /// The checkpoints of the state: the number of the slice's tokens before each of them, in
     /// ascending order, and the blocks that it is written to.
     pub(super) checkpoints: Vec<(usize, &'a [BlockId])>,
@@ -118,6 +121,7 @@ impl BatchRows {
         let rows = |(slice, first): (&'a SequenceSlice, &usize)| SliceRows {
             first: *first,
             tokens: slice.token_count,
+            certain: slice.token_count - slice.state.as_ref().map_or(0, |state| state.proposed),
             checkpoints: slice
                 .state
                 .iter()

@@ -9,11 +9,15 @@
 //! 2. the recurrence, token by token, in parallel over sequences and heads (`recur.rs`), which also
 //!    copies states to the checkpoints of the step.
 //!
+//! Tokens that are only proposed do not change the state. Their projections are kept, and those of
+//! the accepted ones are added to the state at the beginning of the next step (`accepted.rs`).
+//!
 //! **Invariant: batch invariance.** All inputs of the recurrence are f32. The convolution's inputs
 //! at positions before a slice are read from the state, with the bits that were computed, and the
 //! recurrence processes one token after the other. Neither states nor outputs therefore depend on
 //! chunks, checkpoints, threads, or the rest of the batch.
 
+mod accepted;
 mod prepare;
 mod recur;
 
@@ -68,6 +72,9 @@ pub(super) struct RecurrentBuffers {
     /// The outputs of each slice, `[heads, tokens of the slice, value_dim]`, one slice after the
     /// other.
     outputs: Vec<f32>,
+    /// The same buffers for the tokens that were proposed in the last step and accepted; `None`
+    /// until there are any.
+    accepted: Option<Box<RecurrentBuffers>>,
 }
 
 /// Finishes a row after the convolution. The arguments are the convolution's output, `[channels]`,
@@ -105,7 +112,7 @@ impl RecurrentBuffers {
 
 impl Recurrent {
     /// Computes the outputs of all rows of the batch from their projections, and the states after
-    /// all slices.
+    /// the certain tokens of all slices.
     pub(super) fn advance(
         &self,
         path: Path,
@@ -116,12 +123,14 @@ impl Recurrent {
     ) {
         let Kept { batch, step } = kept;
         let slices = plan.slices(batch);
-        let mut states = step.states.layer_mut(self.kept, &batch.sequences);
+        let (mut states, mut proposals) = step.states.layer_mut(self.kept, &batch.sequences);
+        self.add_accepted(path, buffers, (&mut states, &proposals), finish, workers);
         self.prepare(path, buffers, (&slices, &states), finish, workers);
         let mut copies = recur::StateCopies::new(&slices, self.shape.state_len());
         copies.copy_inputs(&self.shape, buffers, &states);
         self.recur(path, buffers, &slices, (&mut states, &mut copies), workers);
         self.keep_inputs(buffers, &slices, &mut states);
+        self.keep_proposed(buffers, &slices, &mut proposals);
         copies.write(step.kv, step.states.offset_bytes(self.kept));
     }
 }

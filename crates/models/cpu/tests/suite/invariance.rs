@@ -107,6 +107,7 @@ impl<'a> Subject<'a> {
                 let mut path = self.tokens[..right].to_vec();
                 path.extend(self.tokens[..at % 7 + 1].iter().rev());
                 let part = run::part(&path, at, path.len(), &table);
+                let part = run::proposing(&*backend, 2, part, path.len() - at - 1);
                 let rows = run::step(&mut *backend, &[part]).remove(0);
                 self.assert_same("proposals", &rows[..right - at], &expected[at..right]);
                 at = right;

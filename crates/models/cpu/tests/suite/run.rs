@@ -38,6 +38,14 @@ pub(crate) fn in_slot(backend: &dyn Backend, slot: u32, mut part: Part) -> Part 
     part
 }
 
+/// The part of a sequence whose recurrent state is in `slot`, if the backend has states, and whose
+/// last `proposed` tokens may be rejected.
+pub(crate) fn proposing(backend: &dyn Backend, slot: u32, part: Part, proposed: usize) -> Part {
+    let mut part = in_slot(backend, slot, part);
+    part.slice.state.iter_mut().for_each(|state| state.proposed = proposed);
+    part
+}
+
 /// The parts as one batch. If the backend has recurrent states, the slot of a part that has none is
 /// the number of its first block.
 pub(crate) fn batch(backend: &dyn Backend, parts: &[Part]) -> StepBatch {

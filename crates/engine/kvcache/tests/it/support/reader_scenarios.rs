@@ -349,3 +349,73 @@ fn query_by_hashes_against_split_and_trim() {
         answers: &[3, 2],
     });
 }
+
+/// The tokens after `positions`, as the digits of a number.
+fn continuation(reader: &TreeReader, positions: &[u32]) -> usize {
+    let tokens = reader.continuation(&Namespace::default(), positions, 8);
+    tokens.iter().fold(0, |number, &token| 10 * number + token as usize)
+}
+
+/// Goal: what follows a prefix is read whole, before or after a commit that adds to it.
+#[test]
+fn continuation_against_growth_of_a_leaf() {
+    run(Race {
+        prepare: |w| put(w, &[1, 2], 0),
+        write: |w| {
+            let mut lease = w.acquire(&Namespace::default(), &[1, 2]);
+            let _ = w.commit(&mut lease, &[1, 2, 3], &[BlockId(2)]).expect("a valid commit");
+        },
+        query: |r| continuation(r, &[1]),
+        answers: &[2, 23],
+    });
+}
+
+/// Goal: while a run is split, what follows a prefix is the run or, once it is there, the branch
+/// that was used later, and never a mixture.
+#[test]
+fn continuation_against_split() {
+    let race = Race {
+        prepare: |w| put(w, &[1, 2, 3], 0),
+        write: |w| put(w, &[1, 9, 8], 7),
+        query: |r| continuation(r, &[1]),
+        answers: &[23, 98],
+    };
+    run(race);
+    run(Race { query: |r| continuation(r, &[1, 2]), answers: &[3], ..race });
+}
+
+/// Goal: what follows a prefix stays there while a sibling is evicted and the rest is merged into
+/// one run.
+#[test]
+fn continuation_against_merge() {
+    let race = Race {
+        prepare: |w| {
+            put(w, &[1, 2], 0);
+            put(w, &[1, 3, 4], 10);
+        },
+        write: |w| {
+            let _ = w.evict(1);
+            assert_eq!(w.counts().nodes, 1);
+        },
+        query: |r| continuation(r, &[1]),
+        answers: &[34],
+    };
+    run(race);
+    run(Race { query: |r| continuation(r, &[]), answers: &[134], ..race });
+}
+
+/// Goal: what follows a prefix becomes shorter as it is evicted, and is not freed while it is read.
+#[test]
+fn continuation_against_evict() {
+    run(Race {
+        prepare: |w| put(w, &[1, 2, 3, 4], 0),
+        write: |w| {
+            assert_eq!(w.evict(2), [BlockId(2), BlockId(3)]);
+            assert_eq!(w.evict(2).len(), 2);
+            // Frees the nodes that no guard keeps any longer.
+            let _ = w.counts();
+        },
+        query: |r| continuation(r, &[1]),
+        answers: &[234, 2, 0],
+    });
+}

@@ -48,7 +48,8 @@ impl Recurrent {
         });
     }
 
-    /// Replaces the last inputs of the convolution in `states` with the ones after each slice.
+    /// Replaces the last inputs of the convolution in `states` with the ones after the certain
+    /// tokens of each slice.
     pub(super) fn keep_inputs(
         &self,
         buffers: &RecurrentBuffers,
@@ -59,7 +60,7 @@ impl Recurrent {
         let mut kept = vec![0.0; len];
         for (slice, state) in slices.iter().zip(states) {
             let sources = (&**state, &buffers.projected[..]);
-            copy_inputs(&self.shape, sources, (slice.first, slice.tokens), &mut kept);
+            copy_inputs(&self.shape, sources, (slice.first, slice.certain), &mut kept);
             state[..len].copy_from_slice(&kept);
         }
     }

@@ -22,8 +22,8 @@ struct HeadTask<'a> {
 }
 
 impl Recurrent {
-    /// Computes the recurrence of all slices: their outputs, and the states after them. States at
-    /// checkpoints are copied to `copies`.
+    /// Computes the recurrence of all slices: their outputs, and the states after their certain
+    /// tokens. States at checkpoints are copied to `copies`.
     pub(super) fn recur(
         &self,
         path: Path,
@@ -64,47 +64,62 @@ impl Recurrent {
         });
     }
 
-    /// Computes one task, in parts that end at checkpoints. `convolved`, `[rows, channels]`, and
-    /// `factors`, `[rows, heads * decays + heads]`, have the rows of all slices.
-    fn recur_head(&self, path: Path, (convolved, factors): (&[f32], &[f32]), task: HeadTask<'_>) {
+    /// Computes one task, in parts that end at checkpoints. Proposed tokens change only a copy of
+    /// the state. `convolved`, `[rows, channels]`, and `factors`, `[rows, heads * decays + heads]`,
+    /// have the rows of all slices.
+    fn recur_head(&self, path: Path, inputs: (&[f32], &[f32]), task: HeadTask<'_>) {
         let HeadTask { slice, head, state, mut outputs, copies } = task;
-        let RecurrentShape { key_dim, value_dim, rule, channels, .. } = self.shape;
-        let stride = self.shape.factor_width();
-        let HeadInputs { query, key, value } = self.heads[head];
         let mut copies = copies.into_iter();
-        let ends = slice.checkpoints.iter().map(|(tokens, _)| *tokens).chain([slice.tokens]);
+        let ends = slice.checkpoints.iter().map(|(tokens, _)| *tokens).chain([slice.certain]);
         let mut start = 0;
         for end in ends {
-            let tokens = end - start;
-            if tokens > 0 {
-                let row = slice.first + start;
-                let rows = |at: usize| StridedRows {
-                    values: &convolved[row * channels + at..],
-                    stride: channels,
-                };
-                let of_head =
-                    |at: usize| StridedRows { values: &factors[row * stride + at..], stride };
-                let (own, rest) = outputs.split_at_mut(tokens * value_dim);
-                outputs = rest;
-                let recurrence = Recurrence {
-                    path,
-                    rule,
-                    tokens,
-                    key_dim,
-                    value_dim,
-                    queries: rows(query),
-                    keys: rows(key),
-                    values: rows(value),
-                    decays: of_head(head * self.shape.decays()),
-                    strengths: of_head(self.shape.decay_width() + head),
-                };
-                recurrence.run(state, own);
-            }
+            let (own, rest) = outputs.split_at_mut((end - start) * self.shape.value_dim);
+            self.recur_rows(path, inputs, (head, slice.first + start), state, own);
+            outputs = rest;
             if let Some(copy) = copies.next() {
                 copy.copy_from_slice(state);
             }
             start = end;
         }
+        if start < slice.tokens {
+            let mut state = state.to_vec();
+            self.recur_rows(path, inputs, (head, slice.first + start), &mut state, outputs);
+        }
+    }
+
+    /// Computes the recurrence of a head over the rows from `row` on, as many as there are
+    /// `outputs`, `[tokens, value_dim]`.
+    fn recur_rows(
+        &self,
+        path: Path,
+        (convolved, factors): (&[f32], &[f32]),
+        (head, row): (usize, usize),
+        state: &mut [f32],
+        outputs: &mut [f32],
+    ) {
+        let RecurrentShape { key_dim, value_dim, rule, channels, .. } = self.shape;
+        let tokens = outputs.len() / value_dim;
+        if tokens == 0 {
+            return;
+        }
+        let stride = self.shape.factor_width();
+        let HeadInputs { query, key, value } = self.heads[head];
+        let rows =
+            |at: usize| StridedRows { values: &convolved[row * channels + at..], stride: channels };
+        let of_head = |at: usize| StridedRows { values: &factors[row * stride + at..], stride };
+        let recurrence = Recurrence {
+            path,
+            rule,
+            tokens,
+            key_dim,
+            value_dim,
+            queries: rows(query),
+            keys: rows(key),
+            values: rows(value),
+            decays: of_head(head * self.shape.decays()),
+            strengths: of_head(self.shape.decay_width() + head),
+        };
+        recurrence.run(state, outputs);
     }
 }
 

@@ -25,14 +25,14 @@ fn writing(backend: &dyn Backend, slot: u32, mut part: Part, lens: &[usize]) -> 
     let checkpoints = checkpoints
         .map(|(index, &len)| StateCheckpoint { len, blocks: blocks_of(backend, index) })
         .collect();
-    part.slice.state = Some(SliceState { slot, resume: None, checkpoints });
+    part.slice.state = Some(SliceState { checkpoints, ..SliceState::in_slot(slot) });
     part
 }
 
 /// The part of a sequence in `slot` that resumes from checkpoint `index`.
 fn resuming(backend: &dyn Backend, slot: u32, mut part: Part, index: usize) -> Part {
     let resume = Some(blocks_of(backend, index));
-    part.slice.state = Some(SliceState { slot, resume, checkpoints: Vec::new() });
+    part.slice.state = Some(SliceState { resume, ..SliceState::in_slot(slot) });
     part
 }
 
@@ -63,6 +63,8 @@ impl Subject<'_> {
         self.check_cached_positions(expected);
         self.check_checkpoint_bytes();
         self.check_reused_slots(expected, others);
+        self.check_rejected_tokens(expected, others);
+        self.check_gaps_are_refused();
     }
 
     /// A checkpoint at every block boundary, and one position before and after it. What other
@@ -212,6 +214,85 @@ impl Subject<'_> {
             let rest = run::in_slot(&*backend, 1, rest);
             let rows = run::step(&mut *backend, &[rest]).remove(0);
             self.assert_same("a slot that was used", &rows, &expected[50..]);
+        }
+    }
+
+    /// Two sequences to each of which some right and some wrong tokens are proposed, as many as
+    /// differ from step to step. Neither rows nor the state after them depend on that.
+    fn check_rejected_tokens(&self, expected: &[Vec<f32>], others: &[Vec<f32>]) {
+        const LEN: usize = 48;
+        let sequences = [(&self.tokens, expected), (&self.other, others)];
+        for &threads in self.threads {
+            let tables = [0, 100].map(|first| run::table(first, LEN + 16, 4));
+            let mut plain = self.backend(4, threads);
+            let whole = run::part(&self.tokens, 0, LEN, &tables[0]);
+            let whole = writing(&*plain, 0, whole, &[LEN]);
+            run::step(&mut *plain, &[whole]);
+            let mut backend = self.backend(4, threads);
+            let start = |index: usize| run::part(sequences[index].0, 0, 20, &tables[index]);
+            let parts = [0, 1].map(|index| run::in_slot(&*backend, index as u32, start(index)));
+            run::step(&mut *backend, &parts);
+            let mut at = [20; 2];
+            for round in 0.. {
+                let rights = [0, 1].map(|index| {
+                    let certain = 1 + (round + index) % 2;
+                    (certain, (at[index] + certain + (3 * round + index) % 5).min(LEN - 2))
+                });
+                let parts = [0, 1].map(|index| {
+                    let (certain, right) = rights[index];
+                    let mut path = sequences[index].0[..right].to_vec();
+                    path.extend((0..(round + index) as u32 % 3).map(|token| 5 * token + 2));
+                    let part = run::part(&path, at[index], path.len(), &tables[index]);
+                    let proposed = path.len() - at[index] - certain;
+                    run::proposing(&*backend, index as u32, part, proposed)
+                });
+                let rows = run::step(&mut *backend, &parts);
+                for (index, (_, right)) in rights.into_iter().enumerate() {
+                    let count = right - at[index];
+                    let expected = &sequences[index].1[at[index]..right];
+                    self.assert_same("with rejected tokens", &rows[index][..count], expected);
+                    at[index] = right;
+                }
+                if at.iter().any(|at| *at > LEN - 6) {
+                    break;
+                }
+            }
+            // The first slice ends with tokens that are certain, and writes a checkpoint after
+            // them.
+            let mut path = self.tokens[..LEN].to_vec();
+            path.extend([1, 2, 3]);
+            let part = run::part(&path, at[0], LEN + 3, &tables[0]);
+            let mut part = writing(&*backend, 0, part, &[LEN]);
+            part.slice.state.as_mut().expect("a state").proposed = 3;
+            let other = run::part(&self.other, at[1], at[1] + 1, &tables[1]);
+            let other = run::in_slot(&*backend, 1, other);
+            let rows = run::step(&mut *backend, &[part, other]);
+            self.assert_same(
+                "after rejected tokens",
+                &rows[0][..LEN - at[0]],
+                &expected[at[0]..LEN],
+            );
+            self.assert_same("after rejected tokens", &rows[1], &others[at[1]..at[1] + 1]);
+            let bytes = state_bytes(&mut *backend, 0);
+            assert!(bytes == state_bytes(&mut *plain, 0), "{}: rejected tokens", self.name);
+        }
+    }
+
+    /// A slice that does not continue where the recurrent state in its slot ends is refused.
+    fn check_gaps_are_refused(&self) {
+        if (self.model)().config.recurrent_layers() == 0 {
+            return;
+        }
+        let mut backend = self.backend(16, 1);
+        let table = run::table(0, 160, 16);
+        let part = run::part(&self.tokens, 0, 30, &table);
+        let part = run::proposing(&*backend, 0, part, 3);
+        run::step(&mut *backend, &[part]);
+        for start in [26, 31] {
+            let part = run::in_slot(&*backend, 0, run::part(&self.tokens, start, 40, &table));
+            let error = backend.step(&run::batch(&*backend, &[part])).expect_err("a gap");
+            let message = error.to_string();
+            assert!(message.contains("begins in 27..=30") && message.contains("got"), "{message}");
         }
     }
 }
