@@ -9,6 +9,7 @@ mod rounding;
 
 use std::marker::PhantomData;
 
+use crate::int4::RoundedHeads;
 use crate::kv_layout::KvLayout;
 use crate::lanes::{LANES, Lanes, dispatch};
 use crate::path::Path;
@@ -35,6 +36,14 @@ pub enum KvSliceMut<'a> {
         /// `[block_count, block_size, kv_heads]`, in either layout.
         scales: &'a mut [f32],
     },
+    /// Codes of 4 bits of rotated heads with one scale per position and head. Heads have an even
+    /// length.
+    Int4 {
+        /// The codes of two successive values of a head in each byte, the first in the low bits.
+        packed: &'a mut [u8],
+        /// `[block_count, block_size, kv_heads]`, in either layout.
+        scales: &'a mut [f32],
+    },
 }
 
 impl KvSliceMut<'_> {
@@ -43,6 +52,15 @@ impl KvSliceMut<'_> {
             KvSliceMut::F32(values) => values.len(),
             KvSliceMut::Bf16(values) | KvSliceMut::F16(values) => values.len(),
             KvSliceMut::Int8 { values, .. } => values.len(),
+            KvSliceMut::Int4 { packed, .. } => 2 * packed.len(),
+        }
+    }
+
+    /// Number of successive values of a head that are never stored apart.
+    fn together(&self) -> usize {
+        match self {
+            KvSliceMut::F32(_) | KvSliceMut::F16(_) | KvSliceMut::Int8 { .. } => 1,
+            KvSliceMut::Bf16(_) | KvSliceMut::Int4 { .. } => 2,
         }
     }
 }
@@ -110,13 +128,14 @@ pub struct KvRows<'a> {
     borrow: PhantomData<&'a mut [f32]>,
 }
 
-/// The start of a [`KvSliceMut`], with the start of the scales for bytes.
+/// The start of a [`KvSliceMut`], with the start of the scales if there are any.
 #[derive(Clone, Copy, Debug)]
 enum StorePointer {
     F32(*mut f32),
     Bf16(*mut u16),
     F16(*mut u16),
     Int8(*mut i8, *mut f32),
+    Int4(*mut u8, *mut f32),
 }
 
 // SAFETY: the pointers take the place of the exclusive borrow `&'a mut [..]` of plain numbers that
@@ -134,9 +153,9 @@ impl<'a> KvRows<'a> {
     /// head_dim]`.
     ///
     /// # Panics
-    /// If a slot lies outside the store, if a store of bytes does not have exactly one scale per
-    /// head, or if `layout` is transposed with a block size that is not a multiple of 16 or with
-    /// bf16 heads of odd length.
+    /// If a slot lies outside the store, if a store with scales does not have exactly one per head,
+    /// if heads of 4 bits have an odd length, or if `layout` is transposed with a block size that is
+    /// not a multiple of 16 or with bf16 heads of odd length.
     #[must_use]
     pub fn new(
         path: Path,
@@ -154,9 +173,8 @@ impl<'a> KvRows<'a> {
                     block_size.is_multiple_of(LANES),
                     "transposed blocks must be a multiple of {LANES} positions, got {block_size}"
                 );
-                let pairs = matches!(store, KvSliceMut::Bf16(_));
                 assert!(
-                    !pairs || head_dim.is_multiple_of(2),
+                    head_dim.is_multiple_of(store.together()),
                     "transposed bf16 heads must have an even length, got {head_dim}"
                 );
                 slots.end().next_multiple_of(block_size)
@@ -167,15 +185,22 @@ impl<'a> KvRows<'a> {
             end.checked_mul(width).is_some_and(|values| values <= len),
             "{end} slots of {width} values are out of range for a store of {len} values"
         );
-        if let KvSliceMut::Int8 { scales, .. } = &store {
+        if let KvSliceMut::Int8 { scales, .. } | KvSliceMut::Int4 { scales, .. } = &store {
             assert_eq!(scales.len() * head_dim, len, "expected one scale per position and head");
         }
+        assert!(
+            !matches!(store, KvSliceMut::Int4 { .. }) || head_dim.is_multiple_of(2),
+            "heads of 4 bits must have an even length, got {head_dim}"
+        );
         let store = match store {
             KvSliceMut::F32(values) => StorePointer::F32(values.as_mut_ptr()),
             KvSliceMut::Bf16(values) => StorePointer::Bf16(values.as_mut_ptr()),
             KvSliceMut::F16(values) => StorePointer::F16(values.as_mut_ptr()),
             KvSliceMut::Int8 { values, scales } => {
                 StorePointer::Int8(values.as_mut_ptr(), scales.as_mut_ptr())
+            }
+            KvSliceMut::Int4 { packed, scales } => {
+                StorePointer::Int4(packed.as_mut_ptr(), scales.as_mut_ptr())
             }
         };
         let slots = &slots.slots;
@@ -253,6 +278,12 @@ impl<'a> KvRows<'a> {
                         int8_dispatch(self.path, head, inverse, to);
                     }
                 }
+                StorePointer::Int4(to, scales) => {
+                    let RoundedHeads { packed, scales: own } =
+                        RoundedHeads::new(self.path, values, self.head_dim);
+                    packed.as_ptr().copy_to_nonoverlapping(to.add(at / 2), packed.len());
+                    own.as_ptr().copy_to_nonoverlapping(scales.add(at / self.head_dim), own.len());
+                }
             }
         }
     }
@@ -273,6 +304,15 @@ impl<'a> KvRows<'a> {
             (slot / block_size, slot % block_size / LANES * LANES, slot % LANES);
         let kv_heads = self.width / self.head_dim;
         let panel = ((block * kv_heads + kv_head) * block_size + offset) * self.head_dim;
+        if let StorePointer::Int4(to, scales) = self.store {
+            let rounded = RoundedHeads::new(self.path, head, self.head_dim);
+            // SAFETY: as below; two values of a lane are a byte.
+            unsafe {
+                scales.add(slot * kv_heads + kv_head).write(rounded.scales[0]);
+                scatter::<_, 1>(&rounded.packed, to.add(panel / 2 + lane));
+            }
+            return;
+        }
         for (index, values) in head.chunks(VALUES_PER_CHUNK).enumerate() {
             let (at, len) = (panel + index * VALUES_PER_CHUNK * LANES, values.len());
             // SAFETY: `new` has checked that the store holds whole blocks up to the highest slot,
@@ -302,6 +342,7 @@ impl<'a> KvRows<'a> {
                         int8_dispatch(self.path, values, inverse, &mut rounded[..len]);
                         scatter::<_, 1>(&rounded[..len], to.add(at + lane));
                     }
+                    StorePointer::Int4(..) => unreachable!("written as a whole above"),
                 }
             }
         }
