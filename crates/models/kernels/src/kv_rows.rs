@@ -55,14 +55,6 @@ impl KvSliceMut<'_> {
             KvSliceMut::Int4 { packed, .. } => 2 * packed.len(),
         }
     }
-
-    /// Number of successive values of a head that are never stored apart.
-    fn together(&self) -> usize {
-        match self {
-            KvSliceMut::F32(_) | KvSliceMut::F16(_) | KvSliceMut::Int8 { .. } => 1,
-            KvSliceMut::Bf16(_) | KvSliceMut::Int4 { .. } => 2,
-        }
-    }
 }
 
 /// The slot mapping of a step, as in vLLM: for each row of a batch, the slot of the KV cache that
@@ -173,8 +165,9 @@ impl<'a> KvRows<'a> {
                     block_size.is_multiple_of(LANES),
                     "transposed blocks must be a multiple of {LANES} positions, got {block_size}"
                 );
+                let pairs = matches!(store, KvSliceMut::Bf16(_));
                 assert!(
-                    head_dim.is_multiple_of(store.together()),
+                    !pairs || head_dim.is_multiple_of(2),
                     "transposed bf16 heads must have an even length, got {head_dim}"
                 );
                 slots.end().next_multiple_of(block_size)
@@ -304,45 +297,50 @@ impl<'a> KvRows<'a> {
             (slot / block_size, slot % block_size / LANES * LANES, slot % LANES);
         let kv_heads = self.width / self.head_dim;
         let panel = ((block * kv_heads + kv_head) * block_size + offset) * self.head_dim;
-        if let StorePointer::Int4(to, scales) = self.store {
-            let rounded = RoundedHeads::new(self.path, head, self.head_dim);
-            // SAFETY: as below; two values of a lane are a byte.
-            unsafe {
-                scales.add(slot * kv_heads + kv_head).write(rounded.scales[0]);
-                scatter::<_, 1>(&rounded.packed, to.add(panel / 2 + lane));
-            }
-            return;
-        }
-        for (index, values) in head.chunks(VALUES_PER_CHUNK).enumerate() {
-            let (at, len) = (panel + index * VALUES_PER_CHUNK * LANES, values.len());
-            // SAFETY: `new` has checked that the store holds whole blocks up to the highest slot,
-            // so the panel of `16 * head_dim` values at `panel` lies within it. The values of this
-            // chunk go to lane `lane` of the panel's steps from `index * VALUES_PER_CHUNK` on, of
-            // which there are `len`; for bf16, `head_dim` and so `len` are even. `slot * kv_heads +
-            // kv_head` is below the number of scales. Other slots have other lanes or panels, other
-            // heads other panels, and for this head of this slot the caller excludes other threads.
-            // The dispatched functions have no conditions.
-            unsafe {
-                match self.store {
-                    StorePointer::F32(to) => scatter::<_, 1>(values, to.add(at + lane)),
-                    StorePointer::Bf16(to) => {
-                        let mut rounded = [0; VALUES_PER_CHUNK];
-                        bf16_dispatch(self.path, values, &mut rounded[..len]);
-                        scatter::<_, 2>(&rounded[..len], to.add(at + 2 * lane));
+        let chunks = head.chunks(VALUES_PER_CHUNK).enumerate();
+        let chunks =
+            chunks.map(|(index, values)| (panel + index * VALUES_PER_CHUNK * LANES, values));
+        // SAFETY: `new` has checked that the store holds whole blocks up to the highest slot, so the
+        // panel of `16 * head_dim` values at `panel` lies within it. The values of a chunk go to lane
+        // `lane` of the panel's steps from `index * VALUES_PER_CHUNK` on, of which there are as many;
+        // for bf16 and 4 bits, `head_dim` and so this number are even. Two codes of 4 bits are a
+        // byte. `slot * kv_heads + kv_head` is below the number of scales. Other slots have other
+        // lanes or panels, other heads other panels, and for this head of this slot the caller
+        // excludes other threads. The dispatched functions have no conditions.
+        unsafe {
+            match self.store {
+                StorePointer::F32(to) => {
+                    for (at, values) in chunks {
+                        scatter::<_, 1>(values, to.add(at + lane));
                     }
-                    StorePointer::F16(to) => {
+                }
+                StorePointer::Bf16(to) => {
+                    for (at, values) in chunks {
                         let mut rounded = [0; VALUES_PER_CHUNK];
-                        round_to_f16(values, &mut rounded[..len]);
-                        scatter::<_, 1>(&rounded[..len], to.add(at + lane));
+                        bf16_dispatch(self.path, values, &mut rounded[..values.len()]);
+                        scatter::<_, 2>(&rounded[..values.len()], to.add(at + 2 * lane));
                     }
-                    StorePointer::Int8(to, scales) => {
-                        let (scale, inverse) = scale_of(head);
-                        scales.add(slot * kv_heads + kv_head).write(scale);
+                }
+                StorePointer::F16(to) => {
+                    for (at, values) in chunks {
                         let mut rounded = [0; VALUES_PER_CHUNK];
-                        int8_dispatch(self.path, values, inverse, &mut rounded[..len]);
-                        scatter::<_, 1>(&rounded[..len], to.add(at + lane));
+                        round_to_f16(values, &mut rounded[..values.len()]);
+                        scatter::<_, 1>(&rounded[..values.len()], to.add(at + lane));
                     }
-                    StorePointer::Int4(..) => unreachable!("written as a whole above"),
+                }
+                StorePointer::Int8(to, scales) => {
+                    let (scale, inverse) = scale_of(head);
+                    scales.add(slot * kv_heads + kv_head).write(scale);
+                    for (at, values) in chunks {
+                        let mut rounded = [0; VALUES_PER_CHUNK];
+                        int8_dispatch(self.path, values, inverse, &mut rounded[..values.len()]);
+                        scatter::<_, 1>(&rounded[..values.len()], to.add(at + lane));
+                    }
+                }
+                StorePointer::Int4(to, scales) => {
+                    let rounded = RoundedHeads::new(self.path, head, self.head_dim);
+                    scales.add(slot * kv_heads + kv_head).write(rounded.scales[0]);
+                    scatter::<_, 1>(&rounded.packed, to.add(panel / 2 + lane));
                 }
             }
         }

@@ -169,7 +169,7 @@ impl<T: Paired> Panels<T::Word> for StoredPairs<T> {
     /// Two positions.
     #[inline(always)]
     fn inner_step(&self) -> usize {
-        self.0.row
+        2 * self.0.row * size_of::<T>() / size_of::<T::Word>()
     }
     #[inline(always)]
     fn prefetch<const P: usize>(&self, p: usize, k: usize, now: *const T::Word) {
