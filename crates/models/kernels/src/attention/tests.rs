@@ -98,28 +98,25 @@ fn levels(packed: &[u8]) -> impl Iterator<Item = i8> + '_ {
 }
 
 /// The codes and scales of heads that were rounded to 4 bits before, found again from their values.
-/// Rounding them once more would choose other scales. A head of NaNs gets the scale NaN.
+/// Rounding them once more could choose other scales. A head of NaNs gets the scale NaN.
 fn packed(values: &[f32], head_dim: usize) -> (Vec<u8>, Vec<f32>) {
     let mut rotated = values.to_vec();
     int4::rotate(Path::PORTABLE, &mut rotated, head_dim);
-    let nearest = |value: f32| {
-        let off = |code: &usize| (f32::from(LEVELS[*code]) - value).abs();
-        (0..16).min_by(|a, b| off(a).total_cmp(&off(b))).unwrap() as u8
-    };
-    let of_head = |head: &[f32]| {
+    let above =
+        |value: f32| move |pair: &&[i8]| f32::from(pair[0]) + f32::from(pair[1]) < 2.0 * value;
+    let code = |value: f32| LEVELS.windows(2).filter(above(value)).count();
+    let of_head = |head: &[f32]| -> (Vec<u8>, f32) {
         let largest = head.iter().fold(head[0].abs(), |a, b| a.max(b.abs()));
-        let tried = LEVELS[8..].iter().map(|level| {
-            let scale = largest / f32::from(*level);
-            let codes: Vec<u8> = head.iter().map(|value| nearest(value / scale)).collect();
-            let off = codes
-                .iter()
-                .zip(head)
-                .map(|(code, value)| (f32::from(LEVELS[usize::from(*code)]) - value / scale).abs());
-            (off.fold(0.0, f32::max), codes, scale)
-        });
-        let (_, codes, scale) = tried.min_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
-        let scale = if head[0].is_nan() { f32::NAN } else { scale };
-        (codes.chunks(2).map(|pair| pair[0] | pair[1] << 4).collect::<Vec<_>>(), scale)
+        if largest.is_nan() || largest == 0.0 {
+            return (vec![0; head_dim / 2], largest);
+        }
+        // The largest level of the head is one of the positive ones.
+        let mut scales = LEVELS[8..].iter().rev().map(|level| largest / f32::from(*level));
+        let is_level = |value: f32| (f32::from(LEVELS[code(value)]) - value).abs() < 0.01;
+        let scale = scales.find(|scale| head.iter().all(|value| is_level(value / scale)));
+        let scale = scale.expect("a head that was rounded to 4 bits");
+        let codes: Vec<u8> = head.iter().map(|value| code(value / scale) as u8).collect();
+        (codes.chunks(2).map(|pair| pair[0] | pair[1] << 4).collect(), scale)
     };
     let (packed, scales): (Vec<_>, Vec<_>) = rotated.chunks(head_dim).map(of_head).unzip();
     (packed.concat(), scales)

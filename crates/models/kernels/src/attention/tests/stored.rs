@@ -139,8 +139,10 @@ fn error_of_smaller_types_is_bounded() {
         let shape = Shape { stored, ..exact };
         let sequence = sequence(exact, 150, 11);
         let want = expected(exact, &sequence, 0..sequence.len);
-        let sequences = [sequence];
-        let cache = cache(exact, &sequences, 16);
+        let [keys, values] = stored.planes();
+        let (k, v) = (keys.rounded(sequence.k, 64), values.rounded(sequence.v, 64));
+        let sequences = [Sequence { k, v, ..sequence }];
+        let cache = cache(shape, &sequences, 16);
         for path in Path::supported() {
             let got = run(path, &threads, shape, &sequences, &cache, &[(0, 0, 150)]);
             let (difference, at) = worst(&got[0], &want);
