@@ -48,12 +48,12 @@ unsafe fn rotate_lanes<L: Lanes>(values: &mut [f32], len: usize) {
     let sums = &mut sums[..len];
     let factor = 1.0 / (len as f32).sqrt();
     for group in values.chunks_exact_mut(len) {
-        // Each step transforms the highest bit of the index and makes it the lowest. After all
+        // Each step transforms the lowest bit of the index and makes it the highest. After all
         // steps the bits have their order again.
         for _ in 0..len.trailing_zeros() {
-            let (first, second) = group.split_at(len / 2);
-            for ((a, b), pair) in first.iter().zip(second).zip(sums.chunks_exact_mut(2)) {
-                (pair[0], pair[1]) = (a + b, a - b);
+            let (first, second) = sums.split_at_mut(len / 2);
+            for ((a, b), pair) in first.iter_mut().zip(second).zip(group.as_chunks::<2>().0) {
+                (*a, *b) = (pair[0] + pair[1], pair[0] - pair[1]);
             }
             group.copy_from_slice(sums);
         }
