@@ -13,6 +13,8 @@ Tasks:
     perplexity  of English documentation and of Python sources, which come with Python, for each file
                 and for its weights widened to F16 with an f32 KV cache; fails if it differs from
                 llama.cpp's by more than the limits
+    kv          the same with each type of KV cache, in windows of --window tokens, Stolon alone: the
+                difference from f32
     greedy      continuations of prompts (--prompts): how often the first token is the same, and how many tokens
                 agree, next to the same figures of llama.cpp with another type of KV cache
     chat        a conversation of ten turns with SmolLM2, whose answers with a warm cache equal those of
@@ -260,6 +262,25 @@ def perplexity(options, path, kinds):
     return right
 
 
+def kv_types(options, path):
+    """Perplexity with each type of KV cache, and its difference from f32."""
+    print(f"\n### Perplexity of {path.name} by KV type, windows of {options.window:,} tokens\n")
+    print("| KV | " + " | ".join(f"{name} | " for name in texts()) + " |\n|---|" + "---|---|" * len(texts()))
+    exact = {}
+    for kv_type in options.kv_types:
+        row = [kv_type]
+        with Stolon(options.stolon, path, "--kv-dtype", kv_type) as stolon:
+            for name, text in texts().items():
+                tokens = stolon.post("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
+                begin = stolon.post("/tokenize", {"prompt": ""})["tokens"]
+                tokens, step = tokens[: options.tokens], options.window - len(begin)
+                windows = [begin + tokens[i : i + step] for i in range(0, len(tokens), step)]
+                scored = sum(len(window) - 1 for window in windows)
+                got = math.exp(-math.fsum(stolon.score(window) for window in windows) / scored)
+                row += [f"{got:.4f}", f"{got / exact.setdefault(name, got) - 1:+.3%}"]
+        print("| " + " | ".join(row) + " |", flush=True)
+
+
 def agreement(first, second):
     """The share of equal first tokens, and the mean number of tokens until the first difference."""
     def common(a, b):
@@ -361,7 +382,7 @@ def speed(options, paths):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", type=pathlib.Path, help="folder of fetch_models.py")
-    parser.add_argument("--tasks", nargs="*", default=["perplexity", "greedy", "chat", "questions", "speed"])
+    parser.add_argument("--tasks", nargs="*", default=["perplexity", "kv", "greedy", "chat", "questions", "speed"])
     parser.add_argument("--stolon", type=pathlib.Path, default=ROOT / "target/release/stolon", help="the command")
     parser.add_argument("--worker", type=pathlib.Path, default=HERE / "target/release/stolon-rivals")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -370,6 +391,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=3, help="answers to each question of `questions`")
     parser.add_argument("--stolon-only", action="store_true", help="do not give `questions` to llama.cpp")
+    parser.add_argument("--window", type=int, default=4096, help="tokens of a window of `kv`")
+    types = ["f32", "bf16", "f16", "int8", "k8v4", "int4"]
+    parser.add_argument("--kv-types", nargs="*", default=types, help="types of `kv`")
     options = parser.parse_args()
     files = [options.models / name for name in fetch_models.FILES]
     options.plain = layout.keep_off_tiles(files[0])
@@ -381,6 +405,8 @@ def main():
                 ("F16, f32", widened(path), "F32", -LIMIT_F16, LIMIT_F16),
             ]
             right &= perplexity(options, path, kinds)
+        if "kv" in options.tasks:
+            kv_types(options, path)
         if "greedy" in options.tasks:
             right &= greedy(options, path)
     if "chat" in options.tasks:

@@ -39,8 +39,9 @@ impl EngineBuilder {
         self
     }
 
-    /// Element type of the KV cache. Default: f32 for a model with f32 weights, bf16 for all
-    /// others.
+    /// Type of the KV cache. Default: f32 for a model with f32 weights, bf16 for all others. With
+    /// fewer bits, more prefixes are cached in the same memory, and the results change: see the
+    /// types. Answers depend on the type, and on nothing else of the cache.
     pub fn kv_type(mut self, kv_type: KvType) -> Self {
         self.kv_type = Some(kv_type);
         self

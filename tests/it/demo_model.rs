@@ -89,12 +89,14 @@ async fn answers(kv_type: KvType, weights: WeightType) -> (Vec<Completion>, usiz
 
 /// How keys, values and weights are stored, and by how much the log-probabilities of equal answers
 /// may change on average.
-const ROUNDED: [(KvType, WeightType, f64); 5] = [
+const ROUNDED: [(KvType, WeightType, f64); 7] = [
     (KvType::F16, WeightType::Stored, 0.002),
     (KvType::Int8, WeightType::Q8_0, 0.01),
     (KvType::Bf16, WeightType::Stored, 0.002),
     (KvType::Int8, WeightType::Stored, 0.002),
     (KvType::F32, WeightType::Q8_0, 0.01),
+    (KvType::K8V4, WeightType::Stored, 0.01),
+    (KvType::Int4, WeightType::Stored, 0.01),
 ];
 
 /// Goal: with quantized weights, activations, keys and values the model still gives at least 190

@@ -10,8 +10,8 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use stolon::{
-    Engine, EngineBuilder, EngineError, Error, PrefetchPolicy, Request, SessionOptions, WindowKv,
-    WritePolicy,
+    Engine, EngineBuilder, EngineError, Error, KvType, PrefetchPolicy, Request, SessionOptions,
+    WindowKv, WritePolicy,
 };
 use support::Directory;
 
@@ -37,18 +37,27 @@ struct Kind {
     /// A preset, or a fixture of `stolon-checkpoint`.
     model: &'static str,
     windows: WindowKv,
+    /// The type of its KV; `None` for the default.
+    kv_type: Option<KvType>,
 }
 
 const fn kind(name: &'static str, model: &'static str) -> Kind {
-    Kind { name, model, windows: WindowKv::Blocks }
+    Kind { name, model, windows: WindowKv::Blocks, kv_type: None }
 }
 
 const fn in_states(name: &'static str, model: &'static str) -> Kind {
-    Kind { name, model, windows: WindowKv::States }
+    Kind { name, model, windows: WindowKv::States, kv_type: None }
+}
+
+const fn rounded(name: &'static str, model: &'static str, kv_type: KvType) -> Kind {
+    Kind { name, model, windows: WindowKv::States, kv_type: Some(kv_type) }
 }
 
 const KINDS: &[Kind] = &[
     kind("full attention", "llama"),
+    rounded("full attention, 4 bits", "llama", KvType::Int4),
+    rounded("windows in states, keys in 8 and values in 4 bits", "gemma3", KvType::K8V4),
+    rounded("latent attention, 4 bits", "deepseek_v3", KvType::Int4),
     kind("latent attention", "deepseek_v3"),
     kind("windows in blocks", "gemma3"),
     in_states("windows in states", "gemma3"),
@@ -146,6 +155,7 @@ struct Counts {
 impl Kind {
     fn builder(self) -> EngineBuilder {
         let builder = Engine::builder().threads(1).window_kv(self.windows);
+        let builder = self.kv_type.into_iter().fold(builder, EngineBuilder::kv_type);
         match self.model.starts_with("random:") {
             true => builder.model(self.model),
             false => builder.model(stolon_fixtures::path(self.model)),
@@ -349,11 +359,14 @@ async fn compare_tiers(kind: Kind, tiers: &[Tier], answers: usize) -> usize {
     wrong
 }
 
-/// Goal: a few hundred answers of a model with a recurrent state, and of one with windows in states,
-/// have the bits of an engine without a cache with and without a disk tier.
+/// Goal: a few hundred answers of a model with a recurrent state, of one with windows in states, and
+/// of one whose KV has 4 bits, have the bits of an engine without a cache with and without a disk tier.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_do_not_depend_on_the_cache() {
-    for kind in KINDS.iter().filter(|kind| ["falcon_h1", "gpt_oss"].contains(&kind.model)) {
+    let tried = |kind: &&Kind| {
+        ["falcon_h1", "gpt_oss"].contains(&kind.model) || kind.name == "full attention, 4 bits"
+    };
+    for kind in KINDS.iter().filter(tried) {
         assert_eq!(compare_tiers(*kind, &[Tier::Pool, Tier::Disk], 200).await, 0, "{}", kind.name);
     }
 }

@@ -331,7 +331,10 @@ impl Inspection {
             }
         }
         if types.is_empty() {
-            self.memory = Some(MemoryNeeded::of(config, weights, options));
+            match MemoryNeeded::of(config, weights, options) {
+                Ok(needed) => self.memory = Some(needed),
+                Err(error) => self.refuse(error),
+            }
         }
         for (first, count) in types.into_values() {
             match count {

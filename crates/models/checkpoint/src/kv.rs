@@ -11,11 +11,12 @@ use stolon_kernels::KvLayout;
 
 use crate::config::{DecoderConfig, MixerConfig};
 pub use crate::error::KvStoreError;
+use crate::error::ModelError;
 
 pub use capacity::{
     DEFAULT_BUDGET_MAX, FREE_MEMORY_SHARE, KvBudget, default_kv_budget, kv_capacity,
 };
-pub use kv_type::KvType;
+pub use kv_type::{KvElement, KvType};
 pub use window::WindowKv;
 
 /// Default of the number of positions per block.
@@ -63,7 +64,7 @@ pub struct KvShape {
     pub window: usize,
     /// Positions per block: a power of two from 1 to 256.
     pub block_size: usize,
-    /// Element type. The inputs of convolutions have the type [`KvType::of_convolutions`].
+    /// Type of keys and values. The inputs of convolutions have the type [`KvType::of_convolutions`].
     pub kv_type: KvType,
 }
 
@@ -117,9 +118,37 @@ impl KvShape {
     #[must_use]
     pub fn heads_bytes(&self, windowed: bool) -> usize {
         let layers = self.attention_layers.iter().filter(|layer| layer.windowed == windowed);
-        let position = layers
-            .map(|layer| layer.planes() * layer.kv_heads * self.kv_type.head_bytes(layer.head_dim));
+        let position = layers.flat_map(|layer| {
+            self.elements(layer).map(|kind| layer.kv_heads * kind.head_bytes(layer.head_dim))
+        });
         position.sum::<usize>() * self.block_size
+    }
+
+    /// The element type of each plane of a layer.
+    pub fn elements(&self, layer: &KvLayer) -> impl Iterator<Item = KvElement> + use<> {
+        self.kv_type.elements().into_iter().take(layer.planes())
+    }
+
+    /// Checks that the heads of all layers can be stored in the type.
+    ///
+    /// # Errors
+    /// [`ModelError::InvalidOption`] for heads of an odd number of elements in 4 bits.
+    pub fn check(&self) -> Result<(), ModelError> {
+        let is_odd = |layer: &&KvLayer| {
+            !layer.head_dim.is_multiple_of(2)
+                && self.elements(layer).any(|kind| kind == KvElement::Int4)
+        };
+        match self.attention_layers.iter().find(is_odd) {
+            Some(layer) => Err(ModelError::InvalidOption {
+                name: "KV type".to_owned(),
+                expected: format!(
+                    "a type of at least 8 bits for a model with heads of {} elements",
+                    layer.head_dim
+                ),
+                got: format!("`{}`", self.kv_type),
+            }),
+            None => Ok(()),
+        }
     }
 
     /// The shape in which the layers with a window that is shorter than the context are windowed.

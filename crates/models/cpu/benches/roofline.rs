@@ -216,8 +216,9 @@ fn needs(
             let end = work.cached + work.new;
             let pairs: usize = (work.cached + 1..=end).sum();
             let pairs = work.sequences * ((layers - 1) * pairs + end);
-            let head_bytes = backend.kv_type().head_bytes(head_dim);
-            let bytes = 2 * work.sequences * layers * end * kv_heads * head_bytes;
+            let elements = backend.kv_type().elements();
+            let head_bytes: usize = elements.map(|kind| kind.head_bytes(head_dim)).iter().sum();
+            let bytes = work.sequences * layers * end * kv_heads * head_bytes;
             (4.0 * (pairs * queries) as f64, bytes as f64)
         }
         _ => (0.0, 0.0),

@@ -85,6 +85,7 @@ impl CpuBackend {
         let (thread_count, path) = (options.thread_count()?, options.path()?);
         let kv_type = options.kv_type.unwrap_or_else(|| KvType::of_weights(config.dtype));
         let shape = options.shape(&config, kv_type, path);
+        shape.check()?;
         let state = options.states(&config, &shape)?;
         let rings = options.rings(encoder.as_ref());
         let slot_bytes = recurrent_bytes(&config) + shape.ring_bytes(rings.slice_tokens);

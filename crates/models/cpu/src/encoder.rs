@@ -132,11 +132,8 @@ impl EncoderBackend {
         check_free("the packed weights", packed.saturating_sub(weights.buffered_bytes()))?;
         let specs = config.weights();
         let dtype = weights.tensor(&specs.tokens.name, &specs.tokens.shape)?.dtype;
-        let kv_type = match options.kv_type.unwrap_or_else(|| KvType::of_weights(dtype)) {
-            // There is no cache that bytes would make smaller.
-            KvType::Int8 => KvType::Bf16,
-            other => other,
-        };
+        // There is no cache that fewer bits would make smaller.
+        let kv_type = options.kv_type.unwrap_or_else(|| KvType::of_weights(dtype)).without_scales();
         let workers = options.workers(thread_count);
         let mut loader = Loader { weights, weight_type, path, workers: &workers };
         let EncoderWeights {

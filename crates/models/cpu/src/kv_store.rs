@@ -8,10 +8,10 @@
 //! The values of a layer have the layout `[block_count, block_size, kv_heads, head_dim]`, where the
 //! sizes of heads may differ between layers ([`KvLayer`]). The layout of its keys is
 //! [`KvLayer::key_layout`]. A layer that reads the keys and values of another one has none of its
-//! own, and needs no memory in the store. The keys of latent attention are also its values. With
-//! `KvType::Int8`, keys and values have scales `[block_count, block_size, kv_heads]`. There is
-//! one scale per position and head, so the bits that are stored for a position depend only on this
-//! position, and not on the others that are written in the same step.
+//! own, and needs no memory in the store. The keys of latent attention are also its values. Types of
+//! 8 and 4 bits have scales `[block_count, block_size, kv_heads]`. There is one scale per position
+//! and head, so the bits that are stored for a position depend only on this position, and not on the
+//! others that are written in the same step.
 //!
 //! Layers with a sliding window can keep only what the window needs, in a ring of blocks for each
 //! running sequence (`windows.rs`).
@@ -250,10 +250,10 @@ fn planes(
     block_count: usize,
 ) -> impl Iterator<Item = Option<Plane>> + '_ {
     let layers = shape.attention_layers.iter().filter(move |layer| layer.windowed == windowed);
-    let each = layers.flat_map(|layer| (0..layer.planes()).map(move |_| layer));
-    each.map(move |layer| {
+    let each = layers.flat_map(|layer| shape.elements(layer).map(move |element| (layer, element)));
+    each.map(move |(layer, element)| {
         let heads = (shape.block_size * layer.kv_heads).checked_mul(block_count)?;
-        Plane::new(shape.kv_type, heads, layer.head_dim)
+        Plane::new(element, heads, layer.head_dim)
     })
 }
 

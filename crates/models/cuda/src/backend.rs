@@ -255,10 +255,10 @@ fn kv_shape(
         block_size: options.block_size,
         kv_heads: supported.kv_heads,
         head_dim: supported.head_dim,
-        dtype: match kv_type {
+        dtype: match kv_type.without_scales() {
             KvType::F16 => DType::F16,
             KvType::Bf16 => DType::BF16,
-            KvType::F32 | KvType::Int8 => DType::F32,
+            _ => DType::F32,
         },
     }
 }

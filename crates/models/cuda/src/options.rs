@@ -95,8 +95,8 @@ pub struct CandleOptions {
     /// Element type of matrix products. `None` selects f32 on the CPU and for f32 weights, f16 for
     /// f16 weights, and bf16 for all others.
     pub compute_type: Option<ComputeType>,
-    /// Element type of the KV store, any type but [`KvType::Int8`]. `None` selects the same type as
-    /// `compute_type`.
+    /// Element type of the KV store: [`KvType::F32`], [`KvType::F16`] or [`KvType::Bf16`]. `None`
+    /// selects the same type as `compute_type`.
     pub kv_type: Option<KvType>,
     /// Whether all matrix products have a fixed number of rows, so that results do not depend on
     /// the other requests of a batch. The crate's README describes the guarantees without it.
@@ -141,8 +141,9 @@ impl CandleOptions {
             let got = self.memory_utilization.to_string();
             return invalid("GPU memory utilization", "a number above 0 and up to 1", got);
         }
-        if self.kv_type == Some(KvType::Int8) {
-            return invalid("KV type", "`f32`, `bf16` or `f16` with this backend", "`int8`".into());
+        if let Some(kv_type) = self.kv_type.filter(|kv_type| kv_type.without_scales() != *kv_type) {
+            let got = format!("`{kv_type}`");
+            return invalid("KV type", "`f32`, `bf16` or `f16` with this backend", got);
         }
         if self.device == DeviceChoice::Cpu && self.compute_type == Some(ComputeType::Bf16) {
             return invalid("compute type", "`f32` or `f16` on the CPU", "`bf16`".into());

@@ -107,18 +107,54 @@ const BLOCK_SIZE: usize = 16;
 enum Stored {
     Bf16(Vec<u16>),
     Int8 { values: Vec<i8>, scales: Vec<f32> },
+    Int4 { packed: Vec<u8>, scales: Vec<f32> },
+}
+
+/// The types of keys and values.
+const KINDS: [(&str, [Kind; 2]); 4] = [
+    ("attention", [Kind::Bf16; 2]),
+    ("attention, int8", [Kind::Int8; 2]),
+    ("attention, k8v4", [Kind::Int8, Kind::Int4]),
+    ("attention, int4", [Kind::Int4; 2]),
+];
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Bf16,
+    Int8,
+    Int4,
+}
+
+impl Kind {
+    /// Size in bytes of a head.
+    fn head_bytes(self) -> usize {
+        match self {
+            Kind::Bf16 => 2 * HEAD_DIM,
+            Kind::Int8 => HEAD_DIM + size_of::<f32>(),
+            Kind::Int4 => HEAD_DIM / 2 + size_of::<f32>(),
+        }
+    }
 }
 
 impl Stored {
     /// Random keys or values of `positions` positions.
-    fn random(int8: bool, positions: usize) -> Stored {
+    fn random(kind: Kind, positions: usize) -> Stored {
         let heads = positions * KV_HEADS;
         let values = random(heads * HEAD_DIM);
-        if int8 {
-            let values = values.iter().map(|value| (value * 127.0) as i8).collect();
-            Stored::Int8 { values, scales: vec![1.0 / 127.0; heads] }
-        } else {
-            Stored::Bf16(values.iter().map(|&v| half::bf16::from_f32(v).to_bits()).collect())
+        let scales = vec![1.0 / 127.0; heads];
+        match kind {
+            Kind::Bf16 => {
+                Stored::Bf16(values.iter().map(|&v| half::bf16::from_f32(v).to_bits()).collect())
+            }
+            Kind::Int8 => {
+                let values = values.iter().map(|value| (value * 127.0) as i8).collect();
+                Stored::Int8 { values, scales }
+            }
+            Kind::Int4 => {
+                let pairs = values.chunks_exact(2);
+                let packed = pairs.map(|pair| (pair[0] * 127.0) as i8 as u8).collect();
+                Stored::Int4 { packed, scales }
+            }
         }
     }
 
@@ -126,6 +162,7 @@ impl Stored {
         match self {
             Stored::Bf16(bits) => KvSlice::Bf16(bits),
             Stored::Int8 { values, scales } => KvSlice::Int8 { values, scales },
+            Stored::Int4 { packed, scales } => KvSlice::Int4 { packed, scales },
         }
     }
 }
@@ -145,10 +182,10 @@ struct Layer {
 impl Layer {
     /// `sequences` sequences with `start` cached positions and `count` queries each. All of them
     /// share the first `shared` positions.
-    fn new(int8: bool, sequences: usize, start: usize, count: usize, shared: usize) -> Layer {
+    fn new(kinds: [Kind; 2], sequences: usize, start: usize, count: usize, shared: usize) -> Layer {
         let (own, shared) = ((start + count).div_ceil(BLOCK_SIZE), shared / BLOCK_SIZE);
         let blocks = shared + sequences * (own - shared);
-        let keys = Stored::random(int8, blocks * BLOCK_SIZE);
+        let [keys, values] = kinds.map(|kind| Stored::random(kind, blocks * BLOCK_SIZE));
         // 7919 is prime, so this is a permutation of the blocks.
         let block = |index: usize| BlockId(u32::try_from(index * 7919 % blocks).expect("few"));
         let table = |sequence: usize| {
@@ -158,7 +195,7 @@ impl Layer {
         };
         let tables = (0..sequences).map(table).collect();
         let q = random(sequences * count * HEADS * HEAD_DIM);
-        Layer { tables, count, q, values: keys.clone(), keys }
+        Layer { tables, count, q, keys, values }
     }
 
     fn attend(&self, path: Path, threads: &Threads, out: &mut [f32]) {
@@ -194,8 +231,8 @@ impl Layer {
 fn attentions(criterion: &mut Criterion) {
     let threads = Threads::new(Threads::default_count());
     let path = Path::detect().expect("STOLON_CPU_PATH names a path of this machine");
-    for (kind, int8) in [("attention", false), ("attention, int8", true)] {
-        let mut group = criterion.benchmark_group(kind);
+    for (name, kinds) in KINDS {
+        let mut group = criterion.benchmark_group(name);
         group.sample_size(20);
         for (name, sequences, start, count, shared) in [
             // The keys and values fit in the L2 caches of two threads.
@@ -209,13 +246,13 @@ fn attentions(criterion: &mut Criterion) {
             ("prefill of 1088", 1, 0, 1088, 0),
             ("512 after 4096", 1, 4096, 512, 0),
         ] {
-            let layer = Layer::new(int8, sequences, start, count, shared);
+            let layer = Layer::new(kinds, sequences, start, count, shared);
             let mut out = vec![0.0; layer.q.len()];
             let pairs: usize = (start + 1..=start + count).sum();
             // Shared prefixes are counted once for each sequence, as if each one read them.
             group.throughput(if count == 1 {
-                let bytes = if int8 { HEAD_DIM + size_of::<f32>() } else { 2 * HEAD_DIM };
-                Throughput::Bytes((2 * sequences * (start + 1) * KV_HEADS * bytes) as u64)
+                let bytes: usize = kinds.iter().map(|kind| kind.head_bytes()).sum();
+                Throughput::Bytes((sequences * (start + 1) * KV_HEADS * bytes) as u64)
             } else {
                 Throughput::Elements((4 * pairs * HEADS * HEAD_DIM) as u64)
             });

@@ -17,9 +17,12 @@
 //!
 //! **Precision.** Scores, weights and sums are f32. So are the products, for which keys and values
 //! of other types are widened, with two exceptions: bf16 keys and values on AMX tiles (see
-//! `amx_kernel`), and bf16 and 8-bit ones with AVX-512 BF16. There, queries and weights are rounded
+//! `amx_kernel`), and bf16, 8-bit and 4-bit ones with AVX-512 BF16. There, queries and weights are rounded
 //! to bf16, and the products are those of bf16 pairs with f32 sums. f16 keys and values are widened
 //! on every path: they have three more bits than bf16, which rounding would lose.
+//!
+//! **Rotation.** Keys and values of 4 bits are stored rotated ([`int4`](crate::int4)). Queries are
+//! rotated before they are multiplied with such keys, and sums of such values are rotated back.
 #![allow(unsafe_code, reason = "work items write disjoint parts of one output")]
 
 #[cfg(target_arch = "x86_64")]
@@ -37,6 +40,7 @@ pub(crate) mod tile_loading;
 mod tile_view;
 
 use crate::buffer::SharedMut;
+use crate::int4;
 use crate::lanes::{LANES, Lanes, dispatch};
 use crate::threads::Threads;
 use args::AttentionArgs;
@@ -57,6 +61,35 @@ use softmax_state::{AttentionOutput, SoftmaxState};
 /// exist. This is checked before anything is written.
 pub fn attention(threads: &Threads, args: &AttentionArgs<'_>, out: &mut [f32]) {
     args.validate(out);
+    if args.keys.is_rotated() {
+        let mut scratch = threads.scratch::<f32>(args.q.len());
+        let q = &mut scratch.slice_mut()[..args.q.len()];
+        q.copy_from_slice(args.q);
+        rotate(threads, args, q);
+        attend(threads, &AttentionArgs { q, ..*args }, out);
+    } else {
+        attend(threads, args, out);
+    }
+    if args.values.is_rotated() {
+        rotate(threads, args, out);
+    }
+}
+
+/// Rotates all heads of `rows`, which is `[rows, heads, head_dim]`.
+fn rotate(threads: &Threads, args: &AttentionArgs<'_>, rows: &mut [f32]) {
+    let width = args.heads * args.head_dim;
+    let count = rows.len() / width;
+    let rows = SharedMut::new(rows);
+    threads.for_each(count, |row| {
+        // SAFETY: the row lies within `rows`, which are borrowed exclusively, and no other task has
+        // the same row.
+        let row = unsafe { std::slice::from_raw_parts_mut(rows.get().add(row * width), width) };
+        int4::rotate(args.path, row, args.head_dim);
+    });
+}
+
+/// [`attention`] with keys and values as they are stored: rotated if they are stored rotated.
+fn attend(threads: &Threads, args: &AttentionArgs<'_>, out: &mut [f32]) {
     let plan = AttentionPlan::new(args, threads.count(), positions_per_tile(args));
     let mut memory = threads.scratch::<f32>(plan.state_len);
     let states = SharedMut::new(memory.slice_mut());

@@ -19,7 +19,7 @@ pub use rows::convolution_silu;
 /// Serial; the result depends on nothing but these values.
 ///
 /// # Panics
-/// If the lengths do not match, if a slot is outside of `inputs`, or if `inputs` are bytes.
+/// If the lengths do not match, if a slot is outside of `inputs`, or if `inputs` have scales.
 pub fn convolution(
     path: Path,
     inputs: KvSlice<'_>,
@@ -41,7 +41,9 @@ pub fn convolution(
             KvSlice::F32(inputs) => f32_dispatch(path, inputs, row),
             KvSlice::Bf16(inputs) => bf16_dispatch(path, inputs, row),
             KvSlice::F16(inputs) => f16_dispatch(path, inputs, row),
-            KvSlice::Int8 { .. } => panic!("convolution: inputs are never stored as bytes"),
+            KvSlice::Int8 { .. } | KvSlice::Int4 { .. } => {
+                panic!("convolution: inputs are never stored with scales")
+            }
         }
     }
 }

@@ -28,6 +28,6 @@ pub(crate) use pack::pack_group;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use pack::pack_group_pairs;
 pub(crate) use tile::{CachedPanels, Panels, RegisterTile, tile_group};
-pub(crate) use weights::{Bf16, Bf16Pairs, F16, F32, Form, I8, SingleForm};
+pub(crate) use weights::{Bf16, Bf16Pairs, F16, F32, Form, I4, I4Pairs, I8, SingleForm, Stored};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use weights::{Bf16Dots, PairWord, pair_bytes};

@@ -13,8 +13,9 @@ pub enum KvLayout {
     Rows,
     /// Transposed in groups of 16 positions: `[block_count, kv_heads, block_size / 16, head_dim,
     /// 16]`. One vector load reads the same element of 16 keys, as the scores on SIMD lanes need
-    /// it. Keys are transposed once, when they are written. In bf16 two successive elements of a
-    /// position are adjacent: `[block_count, kv_heads, block_size / 16, head_dim / 2, 16, 2]`.
+    /// it. Keys are transposed once, when they are written. In bf16 and 4 bits two successive
+    /// elements of a position are adjacent: `[block_count, kv_heads, block_size / 16, head_dim / 2,
+    /// 16, 2]`.
     Transposed {
         /// Positions per block, a multiple of 16.
         block_size: usize,

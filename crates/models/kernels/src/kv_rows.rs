@@ -9,6 +9,7 @@ mod rounding;
 
 use std::marker::PhantomData;
 
+use crate::int4::RoundedHeads;
 use crate::kv_layout::KvLayout;
 use crate::lanes::{LANES, Lanes, dispatch};
 use crate::path::Path;
@@ -35,6 +36,14 @@ pub enum KvSliceMut<'a> {
         /// `[block_count, block_size, kv_heads]`, in either layout.
         scales: &'a mut [f32],
     },
+    /// Codes of 4 bits of rotated heads with one scale per position and head. Heads have an even
+    /// length.
+    Int4 {
+        /// The codes of two successive values of a head in each byte, the first in the low bits.
+        packed: &'a mut [u8],
+        /// `[block_count, block_size, kv_heads]`, in either layout.
+        scales: &'a mut [f32],
+    },
 }
 
 impl KvSliceMut<'_> {
@@ -43,6 +52,7 @@ impl KvSliceMut<'_> {
             KvSliceMut::F32(values) => values.len(),
             KvSliceMut::Bf16(values) | KvSliceMut::F16(values) => values.len(),
             KvSliceMut::Int8 { values, .. } => values.len(),
+            KvSliceMut::Int4 { packed, .. } => 2 * packed.len(),
         }
     }
 }
@@ -110,13 +120,14 @@ pub struct KvRows<'a> {
     borrow: PhantomData<&'a mut [f32]>,
 }
 
-/// The start of a [`KvSliceMut`], with the start of the scales for bytes.
+/// The start of a [`KvSliceMut`], with the start of the scales if there are any.
 #[derive(Clone, Copy, Debug)]
 enum StorePointer {
     F32(*mut f32),
     Bf16(*mut u16),
     F16(*mut u16),
     Int8(*mut i8, *mut f32),
+    Int4(*mut u8, *mut f32),
 }
 
 // SAFETY: the pointers take the place of the exclusive borrow `&'a mut [..]` of plain numbers that
@@ -134,9 +145,9 @@ impl<'a> KvRows<'a> {
     /// head_dim]`.
     ///
     /// # Panics
-    /// If a slot lies outside the store, if a store of bytes does not have exactly one scale per
-    /// head, or if `layout` is transposed with a block size that is not a multiple of 16 or with
-    /// bf16 heads of odd length.
+    /// If a slot lies outside the store, if a store with scales does not have exactly one per head,
+    /// if heads of 4 bits have an odd length, or if `layout` is transposed with a block size that is
+    /// not a multiple of 16 or with bf16 heads of odd length.
     #[must_use]
     pub fn new(
         path: Path,
@@ -167,15 +178,22 @@ impl<'a> KvRows<'a> {
             end.checked_mul(width).is_some_and(|values| values <= len),
             "{end} slots of {width} values are out of range for a store of {len} values"
         );
-        if let KvSliceMut::Int8 { scales, .. } = &store {
+        if let KvSliceMut::Int8 { scales, .. } | KvSliceMut::Int4 { scales, .. } = &store {
             assert_eq!(scales.len() * head_dim, len, "expected one scale per position and head");
         }
+        assert!(
+            !matches!(store, KvSliceMut::Int4 { .. }) || head_dim.is_multiple_of(2),
+            "heads of 4 bits must have an even length, got {head_dim}"
+        );
         let store = match store {
             KvSliceMut::F32(values) => StorePointer::F32(values.as_mut_ptr()),
             KvSliceMut::Bf16(values) => StorePointer::Bf16(values.as_mut_ptr()),
             KvSliceMut::F16(values) => StorePointer::F16(values.as_mut_ptr()),
             KvSliceMut::Int8 { values, scales } => {
                 StorePointer::Int8(values.as_mut_ptr(), scales.as_mut_ptr())
+            }
+            KvSliceMut::Int4 { packed, scales } => {
+                StorePointer::Int4(packed.as_mut_ptr(), scales.as_mut_ptr())
             }
         };
         let slots = &slots.slots;
@@ -253,6 +271,12 @@ impl<'a> KvRows<'a> {
                         int8_dispatch(self.path, head, inverse, to);
                     }
                 }
+                StorePointer::Int4(to, scales) => {
+                    let RoundedHeads { packed, scales: own } =
+                        RoundedHeads::new(self.path, values, self.head_dim);
+                    packed.as_ptr().copy_to_nonoverlapping(to.add(at / 2), packed.len());
+                    own.as_ptr().copy_to_nonoverlapping(scales.add(at / self.head_dim), own.len());
+                }
             }
         }
     }
@@ -273,35 +297,50 @@ impl<'a> KvRows<'a> {
             (slot / block_size, slot % block_size / LANES * LANES, slot % LANES);
         let kv_heads = self.width / self.head_dim;
         let panel = ((block * kv_heads + kv_head) * block_size + offset) * self.head_dim;
-        for (index, values) in head.chunks(VALUES_PER_CHUNK).enumerate() {
-            let (at, len) = (panel + index * VALUES_PER_CHUNK * LANES, values.len());
-            // SAFETY: `new` has checked that the store holds whole blocks up to the highest slot,
-            // so the panel of `16 * head_dim` values at `panel` lies within it. The values of this
-            // chunk go to lane `lane` of the panel's steps from `index * VALUES_PER_CHUNK` on, of
-            // which there are `len`; for bf16, `head_dim` and so `len` are even. `slot * kv_heads +
-            // kv_head` is below the number of scales. Other slots have other lanes or panels, other
-            // heads other panels, and for this head of this slot the caller excludes other threads.
-            // The dispatched functions have no conditions.
-            unsafe {
-                match self.store {
-                    StorePointer::F32(to) => scatter::<_, 1>(values, to.add(at + lane)),
-                    StorePointer::Bf16(to) => {
-                        let mut rounded = [0; VALUES_PER_CHUNK];
-                        bf16_dispatch(self.path, values, &mut rounded[..len]);
-                        scatter::<_, 2>(&rounded[..len], to.add(at + 2 * lane));
+        let chunks = head.chunks(VALUES_PER_CHUNK).enumerate();
+        let chunks =
+            chunks.map(|(index, values)| (panel + index * VALUES_PER_CHUNK * LANES, values));
+        // SAFETY: `new` has checked that the store holds whole blocks up to the highest slot, so the
+        // panel of `16 * head_dim` values at `panel` lies within it. The values of a chunk go to lane
+        // `lane` of the panel's steps from `index * VALUES_PER_CHUNK` on, of which there are as many;
+        // for bf16 and 4 bits, `head_dim` and so this number are even. Two codes of 4 bits are a
+        // byte. `slot * kv_heads + kv_head` is below the number of scales. Other slots have other
+        // lanes or panels, other heads other panels, and for this head of this slot the caller
+        // excludes other threads. The dispatched functions have no conditions.
+        unsafe {
+            match self.store {
+                StorePointer::F32(to) => {
+                    for (at, values) in chunks {
+                        scatter::<_, 1>(values, to.add(at + lane));
                     }
-                    StorePointer::F16(to) => {
+                }
+                StorePointer::Bf16(to) => {
+                    for (at, values) in chunks {
                         let mut rounded = [0; VALUES_PER_CHUNK];
-                        round_to_f16(values, &mut rounded[..len]);
-                        scatter::<_, 1>(&rounded[..len], to.add(at + lane));
+                        bf16_dispatch(self.path, values, &mut rounded[..values.len()]);
+                        scatter::<_, 2>(&rounded[..values.len()], to.add(at + 2 * lane));
                     }
-                    StorePointer::Int8(to, scales) => {
-                        let (scale, inverse) = scale_of(head);
-                        scales.add(slot * kv_heads + kv_head).write(scale);
+                }
+                StorePointer::F16(to) => {
+                    for (at, values) in chunks {
                         let mut rounded = [0; VALUES_PER_CHUNK];
-                        int8_dispatch(self.path, values, inverse, &mut rounded[..len]);
-                        scatter::<_, 1>(&rounded[..len], to.add(at + lane));
+                        round_to_f16(values, &mut rounded[..values.len()]);
+                        scatter::<_, 1>(&rounded[..values.len()], to.add(at + lane));
                     }
+                }
+                StorePointer::Int8(to, scales) => {
+                    let (scale, inverse) = scale_of(head);
+                    scales.add(slot * kv_heads + kv_head).write(scale);
+                    for (at, values) in chunks {
+                        let mut rounded = [0; VALUES_PER_CHUNK];
+                        int8_dispatch(self.path, values, inverse, &mut rounded[..values.len()]);
+                        scatter::<_, 1>(&rounded[..values.len()], to.add(at + lane));
+                    }
+                }
+                StorePointer::Int4(to, scales) => {
+                    let rounded = RoundedHeads::new(self.path, head, self.head_dim);
+                    scales.add(slot * kv_heads + kv_head).write(rounded.scales[0]);
+                    scatter::<_, 1>(&rounded.packed, to.add(panel / 2 + lane));
                 }
             }
         }

@@ -30,7 +30,7 @@
 //! | `quant`, `source_rows` | GGUF block formats; rows that are not packed yet |
 //! | `gemm`, `int8`, `amx` | packing and microkernels for floats, quantized weights, AMX |
 //! | `packing`, `matrix`, `operand` | layouts of activations; packed weights; packed activations |
-//! | `elementwise`, `heads`, `kv_layout`, `kv_rows` | norms, gates, rotary embedding, KV cache rows |
+//! | `elementwise`, `heads`, `int4`, `kv_layout`, `kv_rows` | norms, gates, rotary embedding, rounding to 4 bits, KV cache rows |
 //! | `product`, `low_rank` | GEMMs with fused epilogues; updates of their results by LoRA adapters |
 //! | `attention`, `convolution` | flash-style attention with online softmax; short convolutions |
 //! | `recurrence` | linear recurrences with a state |
@@ -44,6 +44,7 @@ mod elementwise;
 mod error;
 mod gemm;
 mod heads;
+mod int4;
 mod int8;
 mod kv_layout;
 mod kv_rows;

@@ -145,10 +145,12 @@ pub struct EngineArgs {
     #[cfg(feature = "candle")]
     #[arg(long)]
     pub no_cuda_graphs: bool,
-    /// Data type of the KV cache: f32, bf16, f16 or int8
+    /// Data type of the KV cache: f32, bf16, f16, int8, k8v4 or int4
     ///
     /// By default f32 for models in f32 and bf16 for all others. int8 has a scale per token and
-    /// head; it takes half the memory of bf16 and changes the results slightly.
+    /// head; it takes half the memory of bf16 and changes the results slightly. int4 takes half the
+    /// memory of int8: keys and values are rotated (Walsh-Hadamard) and rounded to 4 bits, which
+    /// changes the results more. k8v4 has keys in int8 and values in int4.
     #[arg(long, value_name = "TYPE")]
     pub kv_dtype: Option<KvType>,
     /// Where layers with a sliding window keep keys and values: blocks or states

@@ -70,7 +70,8 @@ pub struct InspectArgs {
     /// Format of the weight matrices in memory: `stored` (as in the file) or `q8_0`
     #[arg(long, default_value_t, value_name = "FORMAT")]
     weights: WeightType,
-    /// Data type of the KV cache: f32, bf16, f16 or int8. Default: f32 for models in f32, else bf16
+    /// Data type of the KV cache: f32, bf16, f16, int8, k8v4 (keys in int8, values in int4) or int4.
+    /// Default: f32 for models in f32, else bf16
     #[arg(long, value_name = "TYPE")]
     kv_dtype: Option<KvType>,
     /// Where layers with a sliding window keep keys and values: blocks or states

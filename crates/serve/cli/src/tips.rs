@@ -35,7 +35,7 @@ const PEERS: &[(&[&str], &str)] = &[
     ),
     (
         &["cache-type-k", "cache-type-v", "ctk", "ctv", "kv-cache-dtype"],
-        "the data type of the KV cache is --kv-dtype",
+        "the data type of the KV cache is --kv-dtype; k8v4 has keys in int8 and values in int4",
     ),
     (
         &["quantization", "q", "dtype", "load-format"],

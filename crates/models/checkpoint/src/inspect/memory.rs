@@ -5,6 +5,7 @@ use stolon_kernels::KvLayout;
 
 use super::InspectOptions;
 use crate::config::DecoderConfig;
+use crate::error::ModelError;
 use crate::kv::{DEFAULT_BLOCK_SIZE, DEFAULT_STEP_TOKENS, KvShape, KvType};
 use crate::memory::packed_bytes;
 use crate::weights::Weights;
@@ -26,20 +27,28 @@ pub struct MemoryNeeded {
 
 impl MemoryNeeded {
     /// Computes the memory that a supported model needs, without an image encoder.
-    pub(super) fn of(config: &DecoderConfig, weights: &Weights, options: &InspectOptions) -> Self {
+    ///
+    /// # Errors
+    /// Those of [`KvShape::check`].
+    pub(super) fn of(
+        config: &DecoderConfig,
+        weights: &Weights,
+        options: &InspectOptions,
+    ) -> Result<Self, ModelError> {
         let kv_type = options.kv_type.unwrap_or_else(|| KvType::of_weights(config.dtype));
         let shape = |block_size| {
             let shape = KvShape::of(config, block_size, kv_type, |_| KvLayout::Rows);
             options.window_kv.apply(shape, config)
         };
+        shape(1).check()?;
         let kv_per_token = shape(1).block_bytes() as u64;
         let windows = shape(DEFAULT_BLOCK_SIZE).ring_bytes(DEFAULT_STEP_TOKENS) as u64;
         let of_positions = kv_per_token.saturating_mul(config.max_positions as u64);
-        Self {
+        Ok(Self {
             weights: packed_bytes(config.tensors().into_iter(), weights, options.weight_type),
             kv_per_token,
             windows,
             kv_of_context: of_positions.saturating_add(windows),
-        }
+        })
     }
 }

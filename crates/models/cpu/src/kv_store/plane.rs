@@ -5,30 +5,32 @@ use std::ops::Range;
 use stolon_kernels::{Buffer, KvSlice, KvSliceMut};
 use stolon_kvcache::BlockId;
 
-use stolon_checkpoint::kv::KvType;
+use stolon_checkpoint::kv::KvElement;
 
 /// The keys, the values, or the inputs of the convolution, of one layer.
 #[derive(Debug)]
 pub(crate) struct Plane {
-    kv_type: KvType,
-    /// The elements of all blocks, of type `kv_type`.
+    element: KvElement,
+    /// The elements of all blocks, of type `element`.
     values: Buffer,
-    /// `[block_count, block_size, kv_heads]` in f32 for [`KvType::Int8`]; empty for other types.
+    /// `[block_count, block_size, kv_heads]` in f32 for [`KvElement::Int8`] and
+    /// [`KvElement::Int4`]; empty for other types.
     scales: Buffer,
 }
 
 impl Plane {
     /// Allocates a zeroed plane with `heads` heads of `head_dim` elements in total, in all blocks
-    /// together. Returns `None` if there is not enough memory.
-    pub(super) fn new(kv_type: KvType, heads: usize, head_dim: usize) -> Option<Self> {
+    /// together, which is even for [`KvElement::Int4`]. Returns `None` if there is not enough
+    /// memory.
+    pub(super) fn new(element: KvElement, heads: usize, head_dim: usize) -> Option<Self> {
         let len = heads.checked_mul(head_dim)?;
-        let values = match kv_type {
-            KvType::F32 => Buffer::try_zeroed::<f32>(len)?,
-            KvType::Bf16 | KvType::F16 => Buffer::try_zeroed::<u16>(len)?,
-            KvType::Int8 => Buffer::try_zeroed::<i8>(len)?,
+        let (values, scales) = match element {
+            KvElement::F32 => (Buffer::try_zeroed::<f32>(len)?, 0),
+            KvElement::Bf16 | KvElement::F16 => (Buffer::try_zeroed::<u16>(len)?, 0),
+            KvElement::Int8 => (Buffer::try_zeroed::<i8>(len)?, heads),
+            KvElement::Int4 => (Buffer::try_zeroed::<u8>(len / 2)?, heads),
         };
-        let scales = if kv_type == KvType::Int8 { heads } else { 0 };
-        Some(Self { kv_type, values, scales: Buffer::try_zeroed::<f32>(scales)? })
+        Some(Self { element, values, scales: Buffer::try_zeroed::<f32>(scales)? })
     }
 
     /// Number of bytes of a block, if the plane has `block_count` blocks.
@@ -53,25 +55,31 @@ impl Plane {
 
     /// The plane in the form that the kernels read.
     pub(super) fn slice(&self) -> KvSlice<'_> {
-        match self.kv_type {
-            KvType::F32 => KvSlice::F32(self.values.slice()),
-            KvType::Bf16 => KvSlice::Bf16(self.values.slice()),
-            KvType::F16 => KvSlice::F16(self.values.slice()),
-            KvType::Int8 => {
+        match self.element {
+            KvElement::F32 => KvSlice::F32(self.values.slice()),
+            KvElement::Bf16 => KvSlice::Bf16(self.values.slice()),
+            KvElement::F16 => KvSlice::F16(self.values.slice()),
+            KvElement::Int8 => {
                 KvSlice::Int8 { values: self.values.slice(), scales: self.scales.slice() }
+            }
+            KvElement::Int4 => {
+                KvSlice::Int4 { packed: self.values.slice(), scales: self.scales.slice() }
             }
         }
     }
 
     /// The plane in the form that the kernels write.
     pub(crate) fn slice_mut(&mut self) -> KvSliceMut<'_> {
-        match self.kv_type {
-            KvType::F32 => KvSliceMut::F32(self.values.slice_mut()),
-            KvType::Bf16 => KvSliceMut::Bf16(self.values.slice_mut()),
-            KvType::F16 => KvSliceMut::F16(self.values.slice_mut()),
-            KvType::Int8 => {
-                let (values, scales) = (&mut self.values, &mut self.scales);
+        let (values, scales) = (&mut self.values, &mut self.scales);
+        match self.element {
+            KvElement::F32 => KvSliceMut::F32(values.slice_mut()),
+            KvElement::Bf16 => KvSliceMut::Bf16(values.slice_mut()),
+            KvElement::F16 => KvSliceMut::F16(values.slice_mut()),
+            KvElement::Int8 => {
                 KvSliceMut::Int8 { values: values.slice_mut(), scales: scales.slice_mut() }
+            }
+            KvElement::Int4 => {
+                KvSliceMut::Int4 { packed: values.slice_mut(), scales: scales.slice_mut() }
             }
         }
     }

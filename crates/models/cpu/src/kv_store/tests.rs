@@ -6,7 +6,7 @@ use super::*;
 pub(super) fn shape(kv_type: KvType) -> KvShape {
     let layer = KvLayer {
         kv_heads: 2,
-        head_dim: 5,
+        head_dim: 6,
         key_layout: KvLayout::Rows,
         shared: false,
         windowed: false,
@@ -70,37 +70,73 @@ fn to_f32(slice: KvSlice<'_>, head_dim: usize) -> Vec<f32> {
                 .flat_map(|(head, scale)| head.iter().map(move |&v| f32::from(v) * scale))
                 .collect()
         }
+        KvSlice::Int4 { packed, scales } => {
+            let heads = packed.chunks_exact(head_dim / 2).zip(scales);
+            let of_head = |(head, scale): (&[u8], &f32)| -> Vec<f32> {
+                codes(head).map(|code| LEVELS[usize::from(code)] * scale).collect()
+            };
+            heads.map(of_head).map(|head| rotated_back(&head)).collect::<Vec<_>>().concat()
+        }
     }
+}
+
+/// The levels of the codes of 4 bits.
+const LEVELS: [f32; 16] = [
+    -127.0, -96.0, -75.0, -58.0, -44.0, -31.0, -18.0, -6.0, 6.0, 18.0, 31.0, 44.0, 58.0, 75.0,
+    96.0, 127.0,
+];
+
+/// The codes in these bytes.
+fn codes(packed: &[u8]) -> impl Iterator<Item = u8> + '_ {
+    packed.iter().flat_map(|byte| [byte & 15, byte >> 4])
+}
+
+/// A head that was stored rotated.
+fn rotated_back(head: &[f32]) -> Vec<f32> {
+    let len = 1 << head.len().trailing_zeros().min(8);
+    let of_row = |row: usize| {
+        let group = &head[row / len * len..][..len];
+        let signed = group.iter().zip(0..len).map(|(value, column)| {
+            if (row % len & column).count_ones() % 2 == 0 { *value } else { -value }
+        });
+        signed.sum::<f32>() / (len as f32).sqrt()
+    };
+    (0..head.len()).map(of_row).collect()
 }
 
 /// Goal: rows are stored at `[block, offset, head, element]` within the error of the type, and
 /// nothing else changes.
 #[test]
 fn rows_are_stored_in_the_documented_layout() {
-    for (kv_type, error) in
-        [(KvType::F32, 0.0), (KvType::Bf16, 0.0625), (KvType::F16, 0.008), (KvType::Int8, 0.08)]
-    {
+    for (kv_type, error) in [
+        (KvType::F32, 0.0),
+        (KvType::Bf16, 0.0625),
+        (KvType::F16, 0.008),
+        (KvType::Int8, 0.08),
+        (KvType::K8V4, 3.0),
+        (KvType::Int4, 3.0),
+    ] {
         let mut store = KvStore::new(shape(kv_type), 6).expect("a small store");
-        let keys: Vec<f32> = (0..20).map(|i| 10.0 + i as f32 * 0.513).collect();
+        let keys: Vec<f32> = (0..24).map(|i| 10.0 + i as f32 * 0.513).collect();
         let values: Vec<f32> = keys.iter().map(|k| -k).collect();
         store.write(1, 5, 2, &keys, &values);
         for (plane, rows) in [(store.keys(1), keys), (store.values(1), values)] {
-            let plane = to_f32(plane, 5);
-            assert_eq!(plane.len(), 6 * 4 * 10);
-            let at = (5 * 4 + 2) * 10;
+            let plane = to_f32(plane, 6);
+            assert_eq!(plane.len(), 6 * 4 * 12);
+            let at = (5 * 4 + 2) * 12;
             for (got, want) in plane[at..].iter().zip(&rows) {
                 assert!((got - want).abs() <= error, "{kv_type}: expected {want}, got {got}");
             }
             assert!(plane[..at].iter().all(|&value| value == 0.0));
         }
         for other in [store.keys(0), store.values(0), store.keys(2), store.values(2)] {
-            assert!(to_f32(other, 5).iter().all(|&value| value == 0.0));
+            assert!(to_f32(other, 6).iter().all(|&value| value == 0.0));
         }
     }
 }
 
-/// Goal: transposed keys are stored at `[block, head, panel, element, lane]` (with bf16, two
-/// adjacent elements of each lane together) and have the same bits as in rows.
+/// Goal: transposed keys are stored at `[block, head, panel, element, lane]` (with bf16 and 4
+/// bits, two adjacent elements of each lane together) and have the same bits as in rows.
 #[test]
 fn transposed_keys_are_stored_in_the_documented_layout() {
     for kv_type in KvType::ALL {
@@ -117,15 +153,16 @@ fn transposed_keys_are_stored_in_the_documented_layout() {
         }
         // Scales have the layout `[position, head]` in both layouts of keys.
         let scale_of = |store: &KvStore, head: usize| match store.keys(1) {
-            KvSlice::Int8 { scales, .. } => scales[head],
+            KvSlice::Int8 { scales, .. } | KvSlice::Int4 { scales, .. } => scales[head],
             _ => 1.0,
         };
         let elements = |store: &KvStore| match store.keys(1) {
             KvSlice::Int8 { values, .. } => values.iter().map(|&v| f32::from(v)).collect(),
+            KvSlice::Int4 { packed, .. } => codes(packed).map(f32::from).collect(),
             others => to_f32(others, head_dim),
         };
         let (in_rows, in_lanes) = (elements(&rows), elements(&transposed));
-        let together = if kv_type == KvType::Bf16 { 2 } else { 1 };
+        let together = if matches!(kv_type, KvType::Bf16 | KvType::Int4) { 2 } else { 1 };
         for (index, value) in in_rows.iter().enumerate() {
             let (d, stored_head) = (index % head_dim, index / head_dim);
             let (head, place) = (stored_head % kv_heads, stored_head / kv_heads);
@@ -211,7 +248,7 @@ fn blocks_survive_a_copy_out_and_in_bit_for_bit() {
 /// Goal: several threads copy the same bytes as one thread, whatever the order of the blocks.
 #[test]
 fn several_threads_copy_what_one_copies() {
-    for kv_type in [KvType::F32, KvType::Int8] {
+    for kv_type in [KvType::F32, KvType::Int8, KvType::K8V4] {
         let layer = KvLayer {
             kv_heads: 2,
             head_dim: 4096,
@@ -263,7 +300,7 @@ fn unused_blocks_need_no_memory() {
     let block_count = (1 << 30) / shape.block_bytes();
     let before = resident_pages();
     let mut store = KvStore::new(shape, block_count).expect("1 GiB of address space");
-    store.write(2, block_count - 1, 0, &[1.0; 10], &[2.0; 10]);
+    store.write(2, block_count - 1, 0, &[1.0; 12], &[2.0; 12]);
     // Pages have 4 KiB to 2 MiB. Other tests may allocate memory at the same time.
     let taken = resident_pages().saturating_sub(before) * 4096;
     assert!(taken < 1 << 29, "expected a few pages, got {taken} bytes");
@@ -274,7 +311,7 @@ fn unused_blocks_need_no_memory() {
 #[should_panic(expected = "out of range")]
 fn writing_beyond_the_store_panics() {
     let mut store = KvStore::new(shape(KvType::F32), 6).expect("a small store");
-    store.write(0, 5, 3, &[0.0; 20], &[0.0; 20]);
+    store.write(0, 5, 3, &[0.0; 24], &[0.0; 24]);
 }
 
 /// Goal: writing two rows to the same slot panics.

@@ -161,10 +161,9 @@ fn compare(name: &str, path: Path, known: Known) {
 #[test]
 fn checkpoints_around_images_keep_the_bits() {
     for name in RECURRENT {
-        for (path, kv_type) in Path::supported()
-            .into_iter()
-            .flat_map(|path| [KvType::F32, KvType::Bf16, KvType::Int8].map(|kv| (path, kv)))
-        {
+        for (path, kv_type) in Path::supported().into_iter().flat_map(|path| {
+            [KvType::F32, KvType::Bf16, KvType::Int8, KvType::Int4].map(|kv| (path, kv))
+        }) {
             for known in [TWO, START] {
                 resume_everywhere(name, (path, kv_type), known);
             }

@@ -23,6 +23,8 @@ fn invalid_options_are_refused() {
         (CandleOptions { memory_utilization: 0.0, ..valid }, "above 0 and up to 1, got 0"),
         (CandleOptions { memory_utilization: f64::NAN, ..valid }, "up to 1, got NaN"),
         (CandleOptions { kv_type: Some(KvType::Int8), ..valid }, "got `int8`"),
+        (CandleOptions { kv_type: Some(KvType::Int4), ..valid }, "got `int4`"),
+        (CandleOptions { kv_type: Some(KvType::K8V4), ..valid }, "got `k8v4`"),
         (CandleOptions { compute_type: Some(ComputeType::Bf16), ..valid }, "got `bf16`"),
         (CandleOptions { kv_budget: KvBudget::Blocks(0), ..valid }, "got 0"),
         (CandleOptions { kv_copies: true, batch_invariant: false, ..valid }, "batch invariance"),

@@ -24,6 +24,14 @@ pub enum KvSlice<'a> {
         /// `[block_count, block_size, kv_heads]`, in either layout.
         scales: &'a [f32],
     },
+    /// Codes of 4 bits of rotated heads, with one scale per position and head. Heads have an even
+    /// length.
+    Int4 {
+        /// The codes of two successive values of a head in each byte, the first in the low bits.
+        packed: &'a [u8],
+        /// `[block_count, block_size, kv_heads]`, in either layout.
+        scales: &'a [f32],
+    },
 }
 
 impl KvSlice<'_> {
@@ -32,17 +40,35 @@ impl KvSlice<'_> {
             KvSlice::F32(values) => values.len(),
             KvSlice::Bf16(values) | KvSlice::F16(values) => values.len(),
             KvSlice::Int8 { values, .. } => values.len(),
+            KvSlice::Int4 { packed, .. } => 2 * packed.len(),
         }
     }
 
-    fn check_scales(&self, head_dim: usize) {
-        if let KvSlice::Int8 { values, scales } = self {
+    /// The scales of positions and heads, if the stored numbers have any.
+    pub(super) fn scales(&self) -> Option<&[f32]> {
+        match self {
+            KvSlice::F32(_) | KvSlice::Bf16(_) | KvSlice::F16(_) => None,
+            KvSlice::Int8 { scales, .. } | KvSlice::Int4 { scales, .. } => Some(scales),
+        }
+    }
+
+    /// Whether heads are stored rotated.
+    pub(super) fn is_rotated(&self) -> bool {
+        matches!(self, KvSlice::Int4 { .. })
+    }
+
+    fn check_heads(&self, head_dim: usize) {
+        if let Some(scales) = self.scales() {
             assert_eq!(
                 scales.len() * head_dim,
-                values.len(),
+                self.len(),
                 "attention: expected one scale per position and head"
             );
         }
+        assert!(
+            !self.is_rotated() || head_dim.is_multiple_of(2),
+            "attention: expected heads of an even length for 4 bits, got {head_dim}"
+        );
     }
 }
 
@@ -115,8 +141,8 @@ pub struct AttentionArgs<'a> {
     pub keys: KvSlice<'a>,
     /// The layout of `keys`.
     pub key_layout: KvLayout,
-    /// Values of the layer, in all blocks. They are of the same type and length as the keys. Their
-    /// layout is [`KvLayout::Rows`].
+    /// Values of the layer, in all blocks. They have the length of the keys, and the same type or,
+    /// if these are bytes, 4 bits. Their layout is [`KvLayout::Rows`].
     pub values: KvSlice<'a>,
     /// Positions per block; at least 1.
     pub block_size: usize,
@@ -184,7 +210,7 @@ impl AttentionArgs<'_> {
     /// Checks that all sizes fit together and that the block tables name existing blocks. The
     /// unsafe code of attention relies on it: for each position below `start + count` of a
     /// sequence, the whole block that holds the position lies within `keys` and `values`, and each
-    /// of its heads has a scale if they are bytes.
+    /// of its heads has a scale if they are bytes or codes of 4 bits.
     ///
     /// # Panics
     /// If a condition does not hold.
@@ -230,11 +256,10 @@ impl AttentionArgs<'_> {
             self.values.len(),
             "attention: keys and values must have the same length"
         );
-        assert_eq!(
-            std::mem::discriminant(&self.keys),
-            std::mem::discriminant(&self.values),
-            "attention: keys and values must have the same type"
-        );
+        let [keys, values] = [&self.keys, &self.values].map(std::mem::discriminant);
+        let narrower =
+            matches!((&self.keys, &self.values), (KvSlice::Int8 { .. }, KvSlice::Int4 { .. }));
+        assert!(keys == values || narrower, "attention: keys and values must have the same type");
         if let KvLayout::Transposed { block_size } = self.key_layout {
             let odd_pairs = matches!(self.keys, KvSlice::Bf16(_)) && self.head_dim % 2 == 1;
             assert!(
@@ -247,8 +272,8 @@ impl AttentionArgs<'_> {
         }
         if let Some(RelativeBias { values, reach }) = self.bias {
             assert!(
-                !matches!(self.keys, KvSlice::Int8 { .. }),
-                "attention: expected keys that are not bytes with a bias"
+                self.keys.scales().is_none(),
+                "attention: expected keys without scales with a bias"
             );
             assert_eq!(
                 values.len(),
@@ -263,8 +288,8 @@ impl AttentionArgs<'_> {
                 "attention: expected at most {reach} positions with this bias, got {longest}"
             );
         }
-        self.keys.check_scales(self.head_dim);
-        self.values.check_scales(self.head_dim);
+        self.keys.check_heads(self.head_dim);
+        self.values.check_heads(self.head_dim);
         self.validate_block_tables();
     }
 

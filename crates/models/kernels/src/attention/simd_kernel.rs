@@ -90,10 +90,17 @@ unsafe fn compute_bf16(
 ) {
     // SAFETY: the conditions are those of this function, and the types are those of the arguments.
     unsafe {
-        if matches!(args.keys, KvSlice::Bf16(_)) {
-            compute_with::<Bf16Arithmetic<u16>>(args, plan, item, threads, output);
-        } else {
-            compute_with::<Bf16Arithmetic<i8>>(args, plan, item, threads, output);
+        match (args.keys, args.values) {
+            (KvSlice::Int4 { .. }, _) => {
+                compute_with::<Bf16Arithmetic<u8, u8>>(args, plan, item, threads, output);
+            }
+            (KvSlice::Int8 { .. }, KvSlice::Int4 { .. }) => {
+                compute_with::<Bf16Arithmetic<i8, u8>>(args, plan, item, threads, output);
+            }
+            (KvSlice::Int8 { .. }, _) => {
+                compute_with::<Bf16Arithmetic<i8, i8>>(args, plan, item, threads, output);
+            }
+            _ => compute_with::<Bf16Arithmetic<u16, u16>>(args, plan, item, threads, output),
         }
     }
 }

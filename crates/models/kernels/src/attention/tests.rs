@@ -11,6 +11,7 @@ use stolon_kvcache::BlockId;
 
 use super::*;
 use crate::attention::args::{AttentionSequence, KvSlice, RelativeBias};
+use crate::int4::{self, LEVELS, RoundedHeads};
 use crate::kv_layout::KvLayout;
 use crate::path::{Path, PathKind};
 use crate::reference::{random, to_bf16, worst};
@@ -38,9 +39,20 @@ enum Stored {
     Bf16,
     F16,
     Int8,
+    /// Keys in bytes, values in 4 bits.
+    Int8Int4,
+    Int4,
 }
 
 impl Stored {
+    /// The types of keys and of values.
+    fn planes(self) -> [Stored; 2] {
+        match self {
+            Stored::Int8Int4 => [Stored::Int8, Stored::Int4],
+            other => [other; 2],
+        }
+    }
+
     /// The values, `[.., head_dim]`, after they were rounded to the stored type.
     fn rounded(self, values: Vec<f32>, head_dim: usize) -> Vec<f32> {
         match self {
@@ -54,6 +66,17 @@ impl Stored {
                     .flat_map(|(head, scale)| head.iter().map(move |&v| f32::from(v) * scale))
                     .collect()
             }
+            Stored::Int4 => {
+                let RoundedHeads { packed, scales } =
+                    RoundedHeads::new(Path::PORTABLE, &values, head_dim);
+                let heads = packed.chunks(head_dim / 2).zip(scales);
+                let mut values: Vec<f32> = heads
+                    .flat_map(|(head, scale)| levels(head).map(move |v| f32::from(v) * scale))
+                    .collect();
+                int4::rotate(Path::PORTABLE, &mut values, head_dim);
+                values
+            }
+            Stored::Int8Int4 => unreachable!("a plane has one type"),
         }
     }
 }
@@ -69,7 +92,37 @@ fn quantised(values: &[f32], head_dim: usize) -> (Vec<i8>, Vec<f32>) {
     (integers.collect(), scales)
 }
 
-const SHAPES: [Shape; 14] = [
+/// The levels of the codes in these bytes.
+fn levels(packed: &[u8]) -> impl Iterator<Item = i8> + '_ {
+    packed.iter().flat_map(|byte| [byte & 15, byte >> 4]).map(|code| LEVELS[usize::from(code)])
+}
+
+/// The codes and scales of heads that were rounded to 4 bits before, found again from their values.
+/// Rounding them once more could choose other scales. A head of NaNs gets the scale NaN.
+fn packed(values: &[f32], head_dim: usize) -> (Vec<u8>, Vec<f32>) {
+    let mut rotated = values.to_vec();
+    int4::rotate(Path::PORTABLE, &mut rotated, head_dim);
+    let above =
+        |value: f32| move |pair: &&[i8]| f32::from(pair[0]) + f32::from(pair[1]) < 2.0 * value;
+    let code = |value: f32| LEVELS.windows(2).filter(above(value)).count();
+    let of_head = |head: &[f32]| -> (Vec<u8>, f32) {
+        let largest = head.iter().fold(head[0].abs(), |a, b| a.max(b.abs()));
+        if largest.is_nan() || largest == 0.0 {
+            return (vec![0; head_dim / 2], largest);
+        }
+        // The largest level of the head is one of the positive ones.
+        let mut scales = LEVELS[8..].iter().rev().map(|level| largest / f32::from(*level));
+        let is_level = |value: f32| (f32::from(LEVELS[code(value)]) - value).abs() < 0.01;
+        let scale = scales.find(|scale| head.iter().all(|value| is_level(value / scale)));
+        let scale = scale.expect("a head that was rounded to 4 bits");
+        let codes: Vec<u8> = head.iter().map(|value| code(value / scale) as u8).collect();
+        (codes.chunks(2).map(|pair| pair[0] | pair[1] << 4).collect(), scale)
+    };
+    let (packed, scales): (Vec<_>, Vec<_>) = rotated.chunks(head_dim).map(of_head).unzip();
+    (packed.concat(), scales)
+}
+
+const SHAPES: [Shape; 18] = [
     Shape { heads: 4, kv_heads: 2, head_dim: 32, softcap: None, window: None, stored: Stored::F32 },
     Shape {
         heads: 4,
@@ -153,6 +206,38 @@ const SHAPES: [Shape; 14] = [
         window: None,
         stored: Stored::Int8,
     },
+    Shape {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        softcap: None,
+        window: None,
+        stored: Stored::Int4,
+    },
+    Shape {
+        heads: 3,
+        kv_heads: 1,
+        head_dim: 20,
+        softcap: Some(0.7),
+        window: Some(37),
+        stored: Stored::Int4,
+    },
+    Shape {
+        heads: 16,
+        kv_heads: 1,
+        head_dim: 80,
+        softcap: None,
+        window: None,
+        stored: Stored::Int4,
+    },
+    Shape {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 96,
+        softcap: None,
+        window: Some(100),
+        stored: Stored::Int8Int4,
+    },
     // Latent attention.
     Shape {
         heads: 2,
@@ -165,6 +250,7 @@ const SHAPES: [Shape; 14] = [
 ];
 
 /// The queries, keys and values of one sequence, in order of position.
+#[derive(Clone)]
 struct Sequence {
     q: Vec<f32>,
     k: Vec<f32>,
@@ -175,11 +261,11 @@ struct Sequence {
 fn sequence(shape: Shape, len: usize, seed: u64) -> Sequence {
     let kv_len = len * shape.kv_heads * shape.head_dim;
     let wide = |values: Vec<f32>| values.into_iter().map(|v| v * 3.0).collect::<Vec<_>>();
-    let stored = |values: Vec<f32>| shape.stored.rounded(values, shape.head_dim);
+    let [keys, values] = shape.stored.planes();
     Sequence {
         q: wide(random(seed, len * shape.heads * shape.head_dim)),
-        k: stored(random(seed + 1, kv_len)),
-        v: stored(random(seed + 2, kv_len)),
+        k: keys.rounded(random(seed + 1, kv_len), shape.head_dim),
+        v: values.rounded(random(seed + 2, kv_len), shape.head_dim),
         len,
     }
 }
@@ -284,8 +370,12 @@ fn cache(shape: Shape, sequences: &[Sequence], block_size: usize) -> Cache {
 
 /// Brings keys that are stored as rows into the order of [`KvLayout::Transposed`].
 fn transpose<T: Copy>(rows: &[T], shape: Shape, block_size: usize) -> Vec<T> {
-    let Shape { kv_heads, head_dim, .. } = shape;
+    let Shape { kv_heads, mut head_dim, .. } = shape;
     let together = if shape.stored == Stored::Bf16 { 2 } else { 1 };
+    if shape.stored == Stored::Int4 {
+        // Rows of bytes with two values each.
+        head_dim /= 2;
+    }
     let mut transposed = rows.to_vec();
     for (index, value) in rows.iter().enumerate() {
         let (d, head) = (index % head_dim, index / head_dim % kv_heads);
@@ -343,15 +433,25 @@ fn run_with<'a>(
         _ => f16(plane),
     });
     // Scales are ordered by position and head in both layouts.
-    let integers = [&cache.keys, &cache.values].map(|plane| quantised(plane, shape.head_dim));
-    let [(keys, key_scales), values] = integers;
-    let keys = if transposed { transpose(&keys, shape, cache.block_size) } else { keys };
-    let integers = [(keys, key_scales), values];
-    let [keys, values] = [0, 1].map(|index| match shape.stored {
+    let mut integers = [&cache.keys, &cache.values].map(|plane| quantised(plane, shape.head_dim));
+    let mut codes = [&cache.keys, &cache.values].map(|plane| match shape.stored {
+        Stored::Int4 | Stored::Int8Int4 => packed(plane, shape.head_dim),
+        _ => Default::default(),
+    });
+    if transposed {
+        integers[0].0 =
+            transpose(&integers[0].0, Shape { stored: Stored::Int8, ..shape }, cache.block_size);
+        codes[0].0 =
+            transpose(&codes[0].0, Shape { stored: Stored::Int4, ..shape }, cache.block_size);
+    }
+    let stored = shape.stored.planes();
+    let [keys, values] = [0, 1].map(|index| match stored[index] {
         Stored::F32 => KvSlice::F32(planes[index]),
         Stored::Bf16 => KvSlice::Bf16(&narrow[index]),
         Stored::F16 => KvSlice::F16(&narrow[index]),
         Stored::Int8 => KvSlice::Int8 { values: &integers[index].0, scales: &integers[index].1 },
+        Stored::Int4 => KvSlice::Int4 { packed: &codes[index].0, scales: &codes[index].1 },
+        Stored::Int8Int4 => unreachable!("a plane has one type"),
     });
     let q: Vec<f32> = parts
         .iter()
@@ -429,7 +529,9 @@ fn attention_matches_its_formula() {
 fn computes_in_bf16(path: Path, shape: Shape) -> bool {
     match (path.kind(), shape.stored) {
         (PathKind::Amx, Stored::Bf16) => shape.head_dim.is_multiple_of(32),
-        (PathKind::Avx512Bf16, Stored::Bf16 | Stored::Int8) => shape.head_dim.is_multiple_of(2),
+        (PathKind::Avx512Bf16, stored) => {
+            !matches!(stored, Stored::F32 | Stored::F16) && shape.head_dim.is_multiple_of(2)
+        }
         _ => false,
     }
 }

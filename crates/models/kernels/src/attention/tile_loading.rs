@@ -4,7 +4,7 @@
 
 use crate::attention::args::KvSlice;
 use crate::attention::tile_view::{TileView, TransposedKeys};
-use crate::gemm::{Bf16, Bf16Pairs, F16, F32, Form, I8, Panels, SingleForm};
+use crate::gemm::{Bf16, Bf16Pairs, F16, F32, Form, I4, I4Pairs, I8, Panels, SingleForm, Stored};
 use crate::kv_layout::KvLayout;
 use crate::lanes::{LANES, Lanes};
 use crate::prefetch::{CACHE_LINE_BYTES, prefetch_l2};
@@ -12,7 +12,8 @@ use crate::prefetch::{CACHE_LINE_BYTES, prefetch_l2};
 /// Prefetches the cache line of each row that begins with the row's value `from`. Does nothing if
 /// `from` is not at the start of a cache line relative to the row.
 #[inline(always)]
-pub(super) fn prefetch_rows<T>(rows: &[*const T], from: usize) {
+pub(super) fn prefetch_rows<T: Stored>(rows: &[*const T], from: usize) {
+    let from = from / T::VALUES;
     if (from * size_of::<T>()).is_multiple_of(CACHE_LINE_BYTES) {
         for row in rows {
             prefetch_l2(row.wrapping_add(from));
@@ -20,7 +21,8 @@ pub(super) fn prefetch_rows<T>(rows: &[*const T], from: usize) {
     }
 }
 
-/// The first `min(live, 16)` values at `from`, widened to f32, and zeroes in the remaining lanes.
+/// The first `min(live, 16)` values at `from`, widened to f32. The remaining lanes have the values
+/// of stored zeroes. `live` is a whole number of stored numbers.
 ///
 /// # Safety
 /// `from` is readable for `min(live, 16)` values, and the instruction set of `L` is available.
@@ -34,7 +36,7 @@ pub(crate) unsafe fn load_live<L: Lanes, F: SingleForm>(from: *const F::Raw, liv
         }
         let mut padded = [F::Raw::default(); LANES];
         // Copied as bytes, because `from` may be unaligned.
-        let bytes = live * size_of::<F::Raw>();
+        let bytes = live / F::Raw::VALUES * size_of::<F::Raw>();
         std::ptr::copy_nonoverlapping(from.cast::<u8>(), padded.as_mut_ptr().cast(), bytes);
         F::load(padded.as_ptr())
     }
@@ -66,6 +68,10 @@ pub(super) unsafe fn load_keys<L: Lanes>(tile: &TileView<'_>, next: &TileView<'_
                 widen_transposed::<L, I8>(tile, next, to, values);
             }
             KvSlice::Int8 { values, .. } => transpose_rows::<L, I8>(tile, next, to, values),
+            KvSlice::Int4 { packed, .. } if transposed => {
+                widen_transposed::<L, I4Pairs>(tile, next, to, packed);
+            }
+            KvSlice::Int4 { packed, .. } => transpose_rows::<L, I4>(tile, next, to, packed),
         }
     }
 }
@@ -136,7 +142,7 @@ pub(super) unsafe fn transpose_panel<L: Lanes, F: SingleForm>(
         unsafe {
             let mut square = [L::splat(0.0); LANES];
             for lane in 0..LANES {
-                square[lane] = load_live::<L, F>(rows[lane].add(d), len - d);
+                square[lane] = load_live::<L, F>(rows[lane].add(d / F::Raw::VALUES), len - d);
             }
             L::transpose(&mut square);
             for (i, column) in square.into_iter().enumerate().take(len - d) {
@@ -163,6 +169,7 @@ pub(super) unsafe fn load_values<L: Lanes>(tile: &TileView<'_>, next: &TileView<
             KvSlice::Bf16(from) => widen_rows::<L, Bf16>(tile, next, to, from),
             KvSlice::F16(from) => widen_rows::<L, F16>(tile, next, to, from),
             KvSlice::Int8 { values, .. } => widen_rows::<L, I8>(tile, next, to, values),
+            KvSlice::Int4 { packed, .. } => widen_rows::<L, I4>(tile, next, to, packed),
         }
     }
 }
@@ -190,7 +197,7 @@ unsafe fn widen_rows<L: Lanes, F: SingleForm>(
                 // `d` on. The store ends at most at `padded_dim` in the row of one of the 64
                 // positions for which `to` has room. The set of `L` is available.
                 unsafe {
-                    let value = load_live::<L, F>(row.add(d), dim - d);
+                    let value = load_live::<L, F>(row.add(d / F::Raw::VALUES), dim - d);
                     value.store(to.add((panel * LANES + lane) * padded_dim + d));
                 }
             }

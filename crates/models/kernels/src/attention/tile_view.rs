@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
-use crate::attention::args::{AttentionArgs, KvSlice};
+use crate::attention::args::AttentionArgs;
 use crate::attention::query_chunk::QueryChunk;
 use crate::attention::sizes::POSITIONS_PER_TILE;
-use crate::gemm::Panels;
+use crate::gemm::{Panels, Stored};
 use crate::lanes::LANES;
 use crate::prefetch::{CACHE_LINE_BYTES, prefetch_l2};
 
@@ -81,54 +81,58 @@ impl TileView<'_> {
     /// The start of the head of each position of a panel, in keys or values stored as rows. It is
     /// that of another position for positions that are not read.
     #[inline(always)]
-    pub(super) fn rows<T>(&self, panel: usize, from: &[T]) -> [*const T; LANES] {
+    pub(super) fn rows<T: Stored>(&self, panel: usize, from: &[T]) -> [*const T; LANES] {
         let first_heads = &self.location.first_heads[panel * LANES..][..LANES];
+        let len = self.head_len::<T>();
         std::array::from_fn(|lane| {
-            from.as_ptr().wrapping_add((first_heads[lane] + self.kv_head) * self.args.head_dim)
+            from.as_ptr().wrapping_add((first_heads[lane] + self.kv_head) * len)
         })
     }
 
     /// The start of the transposed keys of each panel. It is that of another panel for panels
     /// without a position that is read.
     #[inline(always)]
-    pub(super) fn transposed<T>(&self, from: &[T]) -> [*const T; PANELS_PER_TILE] {
+    pub(super) fn transposed<T: Stored>(&self, from: &[T]) -> [*const T; PANELS_PER_TILE] {
         let (from, head) = (from.as_ptr(), self.kv_head * self.args.block_size);
-        self.location.panels.map(|first| from.wrapping_add((first + head) * self.args.head_dim))
+        let len = self.head_len::<T>();
+        self.location.panels.map(|first| from.wrapping_add((first + head) * len))
     }
 
     /// The values of the positions from number `index` of the tile to the end of their block, as
     /// they are stored, and those at the same place of the tile `next`, to be prefetched.
     #[inline(always)]
-    pub(super) fn stored_values<T>(
+    pub(super) fn stored_values<T: Stored>(
         &self,
         next: &TileView<'_>,
         index: usize,
         from: &[T],
     ) -> StoredValues<T> {
-        let row = self.args.kv_heads * self.args.head_dim;
+        let len = self.head_len::<T>();
+        let row = self.args.kv_heads * len;
         let first = |view: &TileView<'_>| {
             let head = view.location.first_heads[index] + view.kv_head;
-            from.as_ptr().wrapping_add(head * self.args.head_dim)
+            from.as_ptr().wrapping_add(head * len)
         };
         StoredValues { now: first(self), next: first(next), row }
     }
 
-    /// The scales of the tile's keys and values if they are bytes. They are those of another
+    /// Number of stored numbers of a head.
+    #[inline(always)]
+    fn head_len<T: Stored>(&self) -> usize {
+        self.args.head_dim / T::VALUES
+    }
+
+    /// The scales of the tile's keys and values if they have any. They are those of another
     /// position for positions that are not read.
     #[inline(always)]
     pub(super) fn scales(&self) -> Option<TileScales> {
-        match (self.args.keys, self.args.values) {
-            (KvSlice::Int8 { scales: keys, .. }, KvSlice::Int8 { scales: values, .. }) => {
-                let of =
-                    |from: &[f32]| self.location.first_heads.map(|head| from[head + self.kv_head]);
-                Some(TileScales { keys: of(keys), values: of(values) })
-            }
-            _ => None,
-        }
+        let (keys, values) = (self.args.keys.scales()?, self.args.values.scales()?);
+        let of = |from: &[f32]| self.location.first_heads.map(|head| from[head + self.kv_head]);
+        Some(TileScales { keys: of(keys), values: of(values) })
     }
 }
 
-/// The scales of keys and values that are stored as bytes, for each position of a tile.
+/// The scales of keys and values, for each position of a tile.
 pub(super) struct TileScales {
     pub(super) keys: [f32; POSITIONS_PER_TILE],
     pub(super) values: [f32; POSITIONS_PER_TILE],
@@ -156,23 +160,31 @@ impl<T> TransposedKeys<T> {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl<T> Panels<T> for CachedKeys<T> {
+impl<T: Stored> Panels<T> for CachedKeys<T> {
     #[inline(always)]
     fn at(&self, p: usize) -> *const T {
         self.0[p]
     }
     #[inline(always)]
+    fn inner_step(&self) -> usize {
+        LANES / T::VALUES
+    }
+    #[inline(always)]
     fn prefetch<const P: usize>(&self, _: usize, _: usize, _: *const T) {}
 }
 
-impl<T> Panels<T> for TransposedKeys<T> {
+impl<T: Stored> Panels<T> for TransposedKeys<T> {
     #[inline(always)]
     fn at(&self, p: usize) -> *const T {
         self.now[p]
     }
     #[inline(always)]
+    fn inner_step(&self) -> usize {
+        LANES / T::VALUES
+    }
+    #[inline(always)]
     fn prefetch<const P: usize>(&self, p: usize, k: usize, _: *const T) {
-        let from = k * LANES;
+        let from = k * (LANES / T::VALUES);
         if (from * size_of::<T>()).is_multiple_of(CACHE_LINE_BYTES) {
             prefetch_l2(self.next[p].wrapping_add(from));
         }
@@ -184,14 +196,14 @@ impl<T> Panels<T> for TransposedKeys<T> {
 pub(super) struct StoredValues<T> {
     pub(super) now: *const T,
     next: *const T,
-    /// Values from one position to the next.
+    /// Stored numbers from one position to the next.
     pub(super) row: usize,
 }
 
-impl<T> Panels<T> for StoredValues<T> {
+impl<T: Stored> Panels<T> for StoredValues<T> {
     #[inline(always)]
     fn at(&self, p: usize) -> *const T {
-        self.now.wrapping_add(p * LANES)
+        self.now.wrapping_add(p * (LANES / T::VALUES))
     }
     #[inline(always)]
     fn inner_step(&self) -> usize {
@@ -199,8 +211,9 @@ impl<T> Panels<T> for StoredValues<T> {
     }
     #[inline(always)]
     fn prefetch<const P: usize>(&self, p: usize, k: usize, _: *const T) {
-        if (p * LANES * size_of::<T>()).is_multiple_of(CACHE_LINE_BYTES) {
-            prefetch_l2(self.next.wrapping_add(k * self.row + p * LANES));
+        let from = p * (LANES / T::VALUES);
+        if (from * size_of::<T>()).is_multiple_of(CACHE_LINE_BYTES) {
+            prefetch_l2(self.next.wrapping_add(k * self.row + from));
         }
     }
 }

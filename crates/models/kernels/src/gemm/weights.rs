@@ -7,10 +7,24 @@ use std::marker::PhantomData;
 use super::tile::{CachedPanels, Panels};
 use crate::lanes::{Kernel, LANES, Lanes};
 
+/// A stored number, which has one value or several successive ones.
+pub(crate) trait Stored: Copy + Default {
+    /// Number of successive values of a row in it.
+    const VALUES: usize = 1;
+}
+
+impl Stored for f32 {}
+impl Stored for u16 {}
+impl Stored for i8 {}
+/// Two codes of 4 bits.
+impl Stored for u8 {
+    const VALUES: usize = 2;
+}
+
 /// A storage form of the weights of a panel.
 pub(crate) trait Form {
-    /// A stored value.
-    type Raw: Copy + Default;
+    /// A stored number.
+    type Raw: Stored;
     /// Number of successive weights of an output feature that are stored side by side, and loaded
     /// together: 1 for `[inner][16]`, 2 for `[inner / 2][16][2]`.
     const STEPS: usize;
@@ -42,7 +56,8 @@ pub(crate) trait Form {
                 // SAFETY: the steps from `k` on are below `inner`, and each reads and writes 16
                 // values.
                 unsafe {
-                    let weights: L = Self::load_step(&panel, from.add(k * LANES), step);
+                    let at = from.add(k * LANES / Self::Raw::VALUES);
+                    let weights: L = Self::load_step(&panel, at, step);
                     weights.store(to.add((k + step) * LANES));
                 }
             }
@@ -119,6 +134,8 @@ single_forms! {
     Bf16(u16, load_bf16);
     /// Signed bytes: keys and values of the KV cache.
     I8(i8, load_i8);
+    /// Codes of 4 bits, two of a row in each byte: keys and values of the KV cache.
+    I4(u8, load_i4);
 }
 
 /// bf16 weights, `[inner / 2][16][2]`.
@@ -135,9 +152,24 @@ impl Form for Bf16Pairs {
     }
 }
 
+/// Codes of 4 bits, `[inner / 2][16][2]`, so that a byte has two successive ones of an output
+/// feature: keys of the KV cache.
+pub(crate) struct I4Pairs;
+
+impl Form for I4Pairs {
+    type Raw = u8;
+    const STEPS: usize = 2;
+    #[inline(always)]
+    unsafe fn load_step<L: Lanes, B: Panels<u8>>(_: &B, from: *const u8, step: usize) -> L {
+        // SAFETY: two steps of a panel of codes are 16 readable bytes; the instruction set of `L`
+        // is available.
+        unsafe { if step == 0 { L::load_i4_firsts(from) } else { L::load_i4_seconds(from) } }
+    }
+}
+
 /// Two values of bf16, as they are stored for the dot product instruction of AVX-512 BF16.
 #[cfg(target_arch = "x86_64")]
-pub(crate) trait PairWord: Copy + Default {
+pub(crate) trait PairWord: Stored {
     /// Loads 16 pairs, each in the 32 bits of a lane.
     ///
     /// # Safety
@@ -166,6 +198,20 @@ impl PairWord for [i8; 2] {
         unsafe { pair_bytes(first, first.add(LANES)) }
     }
 }
+
+impl Stored for [i8; 2] {}
+
+/// A byte of two codes of 4 bits, whose levels are bf16 numbers: keys of the KV cache.
+#[cfg(target_arch = "x86_64")]
+impl PairWord for [u8; 1] {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(from: *const [u8; 1]) -> L {
+        // SAFETY: 16 words are 16 bytes; the other conditions are those of this method.
+        unsafe { L::load_i4_pairs(from.cast()) }
+    }
+}
+
+impl Stored for [u8; 1] {}
 
 /// Pairs of bf16: the 16 bytes from `first` on, each with the one at the same place of `second`.
 ///

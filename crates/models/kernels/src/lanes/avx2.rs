@@ -2,14 +2,16 @@
 #![allow(unsafe_code, reason = "intrinsics")]
 
 use std::arch::x86_64::{
-    __m256, __m256i, _CMP_LT_OQ, _mm_loadl_epi64, _mm_loadu_si128, _mm256_add_epi32, _mm256_add_ps,
-    _mm256_and_si256, _mm256_andnot_ps, _mm256_castps_si256, _mm256_castsi256_ps, _mm256_cmp_ps,
-    _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32,
-    _mm256_cvtph_ps, _mm256_div_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
-    _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_set1_epi32, _mm256_set1_ps,
-    _mm256_slli_epi32, _mm256_storeu_ps, _mm256_sub_ps,
+    __m128i, __m256, __m256i, _CMP_LT_OQ, _mm_and_si128, _mm_loadl_epi64, _mm_loadu_si128,
+    _mm_set1_epi8, _mm_shuffle_epi8, _mm_srli_epi16, _mm_srli_si128, _mm_unpacklo_epi8,
+    _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_andnot_ps, _mm256_castps_si256,
+    _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps,
+    _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_div_ps, _mm256_fmadd_ps,
+    _mm256_loadu_ps, _mm256_loadu_si256, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_slli_epi32, _mm256_storeu_ps, _mm256_sub_ps,
 };
 
+use crate::int4::LEVELS;
 use crate::lanes::vector::{Kernel, Lanes};
 
 /// Two 256-bit registers.
@@ -18,6 +20,22 @@ pub(crate) struct Avx2(pub(crate) __m256, pub(crate) __m256);
 
 /// Mask of the upper 16 bits of a 32-bit lane: the second value of a bf16 pair, as f32 bits.
 pub(super) const UPPER_HALF: i32 = 0xffff_0000_u32.cast_signed();
+
+impl Avx2 {
+    /// The levels of 16 codes of 4 bits, each in a byte whose high bits are zero.
+    ///
+    /// # Safety
+    /// AVX2, FMA and F16C are available.
+    #[inline(always)]
+    unsafe fn of_codes(codes: __m128i) -> Self {
+        // SAFETY: there are 16 levels of a byte each, and AVX2 is available.
+        unsafe {
+            let levels = _mm_shuffle_epi8(_mm_loadu_si128(LEVELS.as_ptr().cast()), codes);
+            let widen = |levels| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(levels));
+            Avx2(widen(levels), widen(_mm_srli_si128::<8>(levels)))
+        }
+    }
+}
 
 impl Lanes for Avx2 {
     const REGISTERS: usize = 8;
@@ -113,6 +131,33 @@ impl Lanes for Avx2 {
                 _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast())))
             };
             Avx2(widen(from), widen(from.add(8)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i4(from: *const u8) -> Self {
+        // SAFETY: `from` is readable for 8 bytes, and AVX2, FMA and F16C are available.
+        unsafe {
+            let bytes = _mm_loadl_epi64(from.cast());
+            let low_bits = _mm_set1_epi8(15);
+            let firsts = _mm_and_si128(bytes, low_bits);
+            let seconds = _mm_and_si128(_mm_srli_epi16::<4>(bytes), low_bits);
+            Self::of_codes(_mm_unpacklo_epi8(firsts, seconds))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i4_firsts(from: *const u8) -> Self {
+        // SAFETY: `from` is readable for 16 bytes, and AVX2, FMA and F16C are available.
+        unsafe {
+            let bytes = _mm_loadu_si128(from.cast());
+            Self::of_codes(_mm_and_si128(bytes, _mm_set1_epi8(15)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i4_seconds(from: *const u8) -> Self {
+        // SAFETY: `from` is readable for 16 bytes, and AVX2, FMA and F16C are available.
+        unsafe {
+            let bytes = _mm_srli_epi16::<4>(_mm_loadu_si128(from.cast()));
+            Self::of_codes(_mm_and_si128(bytes, _mm_set1_epi8(15)))
         }
     }
     #[inline(always)]

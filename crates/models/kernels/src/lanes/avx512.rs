@@ -3,28 +3,77 @@
 
 use std::arch::x86_64::{
     __m256i, __m512, __m512bh, __m512i, _CMP_NLT_UQ, _MM_FROUND_TO_NEG_INF, _mm_add_ps, _mm_add_ss,
-    _mm_cvtss_f32, _mm_loadu_si128, _mm_movehdup_ps, _mm_movehl_ps, _mm256_castps256_ps128,
-    _mm256_extractf128_ps, _mm256_loadu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512,
-    _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps_si512, _mm512_castps512_ps256,
-    _mm512_castsi256_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32,
-    _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtne2ps_pbh, _mm512_cvtph_ps, _mm512_div_ps,
-    _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_inserti64x4, _mm512_loadu_ps,
-    _mm512_loadu_si512, _mm512_mask_blend_epi16, _mm512_maskz_mov_ps,
+    _mm_cvtss_f32, _mm_loadl_epi64, _mm_loadu_si128, _mm_movehdup_ps, _mm_movehl_ps,
+    _mm_unpacklo_epi8, _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_loadu_si256,
+    _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castpd_ps, _mm512_castps_pd,
+    _mm512_castps_si512, _mm512_castps512_ps256, _mm512_castsi256_si512, _mm512_castsi512_ps,
+    _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32,
+    _mm512_cvtepu8_epi64, _mm512_cvtepu16_epi64, _mm512_cvtne2ps_pbh, _mm512_cvtph_ps,
+    _mm512_div_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_inserti64x4,
+    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_blend_epi16, _mm512_maskz_mov_ps,
     _mm512_maskz_permutexvar_epi16, _mm512_maskz_scalef_ps, _mm512_max_ps, _mm512_min_ps,
-    _mm512_mul_ps, _mm512_permutexvar_epi16, _mm512_rcp14_ps, _mm512_reduce_max_ps,
-    _mm512_reduce_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32,
-    _mm512_srli_epi32, _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps,
-    _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+    _mm512_mul_ps, _mm512_or_si512, _mm512_permutexvar_epi16, _mm512_permutexvar_ps,
+    _mm512_rcp14_ps, _mm512_reduce_max_ps, _mm512_reduce_ps, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_slli_epi64, _mm512_srli_epi32,
+    _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd,
+    _mm512_unpacklo_ps,
 };
 
 use super::avx2::UPPER_HALF;
+use crate::int4::LEVELS;
 use crate::lanes::vector::{Kernel, LANES, Lanes};
+
+/// The levels of 4-bit codes as f32.
+static F32_LEVELS: [f32; LANES] = {
+    let mut levels = [0.0; LANES];
+    let mut code = 0;
+    while code < LANES {
+        levels[code] = LEVELS[code] as f32;
+        code += 1;
+    }
+    levels
+};
+
+/// The levels of 4-bit codes as bf16, twice, so that the bit above a code has no effect.
+static BF16_LEVELS: [u16; 2 * LANES] = {
+    let mut levels = [0; 2 * LANES];
+    let mut code = 0;
+    while code < levels.len() {
+        levels[code] = ((LEVELS[code % LANES] as f32).to_bits() >> 16) as u16;
+        code += 1;
+    }
+    levels
+};
 
 /// One 512-bit register.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(pub(crate) __m512);
 
 impl Avx512 {
+    /// The levels of the codes in the low 4 bits of each 32-bit lane. Higher bits have no effect.
+    ///
+    /// # Safety
+    /// AVX-512 F is available.
+    #[inline(always)]
+    unsafe fn of_codes(codes: __m512i) -> Self {
+        // SAFETY: there are 16 levels, and AVX-512 F is available.
+        Avx512(unsafe { _mm512_permutexvar_ps(codes, _mm512_loadu_ps(F32_LEVELS.as_ptr())) })
+    }
+
+    /// The bf16 levels of the codes in the low 4 bits of each 16-bit lane. Higher bits have no
+    /// effect.
+    ///
+    /// # Safety
+    /// AVX-512 F and BW are available.
+    #[inline(always)]
+    unsafe fn pairs_of_codes(codes: __m512i) -> Self {
+        // SAFETY: there are 32 levels, and AVX-512 F and BW are available.
+        unsafe {
+            let levels = _mm512_loadu_si512(BF16_LEVELS.as_ptr().cast());
+            Avx512(_mm512_castsi512_ps(_mm512_permutexvar_epi16(codes, levels)))
+        }
+    }
+
     /// Rounds the 16 values of `self` and then the 16 values of `high` to bf16. Denormal values
     /// become zero.
     ///
@@ -159,6 +208,48 @@ impl Lanes for Avx512 {
     unsafe fn load_i8(from: *const u8) -> Self {
         // SAFETY: `from` is readable for 16 bytes, and AVX-512 F, BW, VL and DQ are available.
         Avx512(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) })
+    }
+    #[inline(always)]
+    unsafe fn load_i4(from: *const u8) -> Self {
+        // SAFETY: `from` is readable for 8 bytes, and AVX-512 F, BW, VL and DQ are available.
+        unsafe {
+            let bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64(from.cast()));
+            // The second code of a byte becomes the low bits of the upper half.
+            Self::of_codes(_mm512_or_si512(bytes, _mm512_slli_epi64::<28>(bytes)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i4_firsts(from: *const u8) -> Self {
+        // SAFETY: `from` is readable for 16 bytes, and AVX-512 F, BW, VL and DQ are available.
+        unsafe { Self::of_codes(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_i4_seconds(from: *const u8) -> Self {
+        // SAFETY: `from` is readable for 16 bytes, and AVX-512 F, BW, VL and DQ are available.
+        unsafe {
+            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
+            Self::of_codes(_mm512_srli_epi32::<4>(bytes))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i4_pairs(from: *const u8) -> Self {
+        // SAFETY: `from` is readable for 16 bytes, and AVX-512 F, BW, VL and DQ are available.
+        unsafe {
+            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
+            Self::pairs_of_codes(_mm512_or_si512(bytes, _mm512_slli_epi32::<12>(bytes)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i4_interleaved(first: *const u8, second: *const u8) -> Self {
+        // SAFETY: both are readable for 8 bytes, and AVX-512 F, BW, VL and DQ are available.
+        unsafe {
+            let (first, second) = (_mm_loadl_epi64(first.cast()), _mm_loadl_epi64(second.cast()));
+            // The codes of `first` and `second` at bits 0 and 8 of each 64-bit lane, then also at
+            // bits 0 and 16, then also the high codes at bits 32 and 48.
+            let bytes = _mm512_cvtepu16_epi64(_mm_unpacklo_epi8(first, second));
+            let bytes = _mm512_or_si512(bytes, _mm512_slli_epi64::<8>(bytes));
+            Self::pairs_of_codes(_mm512_or_si512(bytes, _mm512_slli_epi64::<28>(bytes)))
+        }
     }
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {

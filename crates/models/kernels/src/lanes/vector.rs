@@ -4,6 +4,8 @@
 /// Number of lanes of a vector, and number of output features in a panel of packed weights.
 pub(crate) const LANES: usize = 16;
 
+use crate::int4::LEVELS;
+
 /// A kernel that is compiled once for each instruction set, as a separate function.
 ///
 /// See [`Lanes::call`] for the reason.
@@ -71,6 +73,40 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load_u8(from: *const u8) -> Self;
     /// Loads 16 signed bytes and converts them to f32.
     unsafe fn load_i8(from: *const u8) -> Self;
+    /// Loads 16 codes of 4 bits from 8 bytes, the first of a byte in its low bits, and converts them
+    /// to their [`LEVELS`].
+    #[inline(always)]
+    unsafe fn load_i4(from: *const u8) -> Self {
+        // SAFETY: `from` is readable for 16 codes, which are 8 bytes.
+        let bytes = unsafe { from.cast::<[u8; LANES / 2]>().read_unaligned() };
+        let mut levels = [0; LANES];
+        for (levels, byte) in levels.chunks_exact_mut(2).zip(bytes) {
+            (levels[0], levels[1]) =
+                (LEVELS[usize::from(byte & 15)], LEVELS[usize::from(byte >> 4)]);
+        }
+        // SAFETY: `levels` has 16 values; the instruction set is available as for every method.
+        unsafe { Self::load_i8(levels.as_ptr().cast()) }
+    }
+    /// Loads the [`LEVELS`] of the codes in the low 4 bits of 16 bytes.
+    #[inline(always)]
+    unsafe fn load_i4_firsts(from: *const u8) -> Self {
+        // SAFETY: `from` is readable for 16 bytes, and the array has as many.
+        unsafe {
+            let codes = from.cast::<[u8; LANES]>().read_unaligned();
+            let levels = codes.map(|byte| LEVELS[usize::from(byte & 15)]);
+            Self::load_i8(levels.as_ptr().cast())
+        }
+    }
+    /// Loads the [`LEVELS`] of the codes in the high 4 bits of 16 bytes.
+    #[inline(always)]
+    unsafe fn load_i4_seconds(from: *const u8) -> Self {
+        // SAFETY: `from` is readable for 16 bytes, and the array has as many.
+        unsafe {
+            let codes = from.cast::<[u8; LANES]>().read_unaligned();
+            let levels = codes.map(|byte| LEVELS[usize::from(byte >> 4)]);
+            Self::load_i8(levels.as_ptr().cast())
+        }
+    }
     /// `self + other`.
     unsafe fn add(self, other: Self) -> Self;
     /// `self - other`.
@@ -108,6 +144,26 @@ pub(crate) trait Lanes: Copy {
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn load_interleaved(_first: *const u16, _second: *const u16) -> Self {
+        unreachable!("this instruction set has no dot product of bf16 pairs")
+    }
+    /// Loads 16 bytes of two codes of 4 bits each. Lane `i` has the bf16 level of the low code of
+    /// byte `i` in its lower half and that of the high code in its upper half.
+    ///
+    /// # Panics
+    /// On every type except the one for AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn load_i4_pairs(_from: *const u8) -> Self {
+        unreachable!("this instruction set has no dot product of bf16 pairs")
+    }
+    /// As [`Self::load_interleaved`], of the bf16 levels of 16 codes of 4 bits at each pointer, as
+    /// [`Self::load_i4`] loads them.
+    ///
+    /// # Panics
+    /// On every type except the one for AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn load_i4_interleaved(_first: *const u8, _second: *const u8) -> Self {
         unreachable!("this instruction set has no dot product of bf16 pairs")
     }
     /// As [`Self::load_interleaved`], of values that were loaded as f32 and are bf16 numbers. The

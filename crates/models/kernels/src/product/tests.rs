@@ -299,6 +299,10 @@ fn cache_sink_equals_writing_row_by_row() {
             together(KvSliceMut::Int8 { values: &mut bytes[0], scales: &mut scales[0] }, layout);
             apart(KvSliceMut::Int8 { values: &mut bytes[1], scales: &mut scales[1] }, layout);
             assert!(bytes[0] == bytes[1] && scales[0] == scales[1], "{what}");
+            let mut codes = [vec![0; len / 2], vec![0; len / 2]];
+            together(KvSliceMut::Int4 { packed: &mut codes[0], scales: &mut scales[0] }, layout);
+            apart(KvSliceMut::Int4 { packed: &mut codes[1], scales: &mut scales[1] }, layout);
+            assert!(codes[0] == codes[1] && scales[0] == scales[1], "{what}");
         }
     });
 }

@@ -53,6 +53,7 @@ class EngineOptions(TypedDict, total=False):
     kv_memory: int
     """Size of the KV pool."""
     kv_type: str
+    """f32, bf16, f16, int8, k8v4 (keys in int8, values in int4) or int4."""
     logit_cache_bytes: int
     max_batched_tokens: int
     max_positions: int

@@ -5,8 +5,8 @@
 //! those of two successive positions. Each sum adds its pairs in ascending order. The instruction
 //! treats numbers below 2^-126 as zero.
 //!
-//! Bytes are bf16 numbers too, so widening them to pairs loses nothing. Their scales are applied to
-//! scores and weights.
+//! Bytes and the levels of 4-bit codes are bf16 numbers too, so widening them to pairs loses nothing.
+//! Their scales are applied to scores and weights.
 #![allow(unsafe_code, reason = "accesses scratch memory and the KV cache through raw pointers")]
 
 use std::marker::PhantomData;
@@ -18,7 +18,7 @@ use super::work::{RowGroup, SimdWork};
 use crate::attention::args::{AttentionArgs, KvSlice};
 use crate::attention::tile_loading::{load_live, prefetch_rows};
 use crate::attention::tile_view::TransposedKeys;
-use crate::gemm::{Bf16Dots, F32, Panels};
+use crate::gemm::{Bf16Dots, F32, PairWord, Panels};
 use crate::kv_layout::KvLayout;
 use crate::lanes::{Avx512, LANES, Lanes};
 use crate::path::PathKind;
@@ -27,19 +27,19 @@ use crate::path::PathKind;
 /// interleaved once per row group of queries instead of once per tile.
 const STORED_READ_QUERIES_MAX: usize = 16;
 
-/// Products of bf16 pairs with f32 sums, of keys and values that are stored in the type T. Needs
-/// AVX-512 F, BW, VL, DQ and BF16.
-pub(super) struct Bf16Arithmetic<T>(PhantomData<T>);
+/// Products of bf16 pairs with f32 sums, of keys that are stored in the type K and values in the
+/// type V. Needs AVX-512 F, BW, VL, DQ and BF16.
+pub(super) struct Bf16Arithmetic<K, V>(PhantomData<(K, V)>);
+
+/// Number of successive values of a head in a word.
+const VALUES_PER_WORD: usize = 2;
 
 /// Whether these arguments are computed on bf16 pairs. This depends only on shapes, types and the
 /// instruction set, so that all queries of a layer have the same arithmetic.
 pub(super) fn applies(args: &AttentionArgs<'_>) -> bool {
     args.path.kind() == PathKind::Avx512Bf16
-        && matches!(
-            (&args.keys, &args.values),
-            (KvSlice::Bf16(_), KvSlice::Bf16(_)) | (KvSlice::Int8 { .. }, KvSlice::Int8 { .. })
-        )
-        && args.head_dim.is_multiple_of(Bf16Arithmetic::<u16>::VALUES_PER_WORD)
+        && !matches!(args.keys, KvSlice::F32(_) | KvSlice::F16(_))
+        && args.head_dim.is_multiple_of(VALUES_PER_WORD)
 }
 
 /// Whether keys are multiplied as they are stored, for this number of query vectors.
@@ -48,9 +48,9 @@ fn reads_stored_keys<T: Paired>(work: &SimdWork<'_>, queries: usize) -> bool {
     queries <= T::STORED_KEY_QUERIES_MAX && work.args.key_layout != KvLayout::Rows
 }
 
-impl<T: Paired> Arithmetic for Bf16Arithmetic<T> {
+impl<K: Paired, V: Paired> Arithmetic for Bf16Arithmetic<K, V> {
     type Lanes = Avx512;
-    const VALUES_PER_WORD: usize = 2;
+    const VALUES_PER_WORD: usize = VALUES_PER_WORD;
 
     #[inline(always)]
     unsafe fn query_words(from: *const f32, left: usize, factor: Avx512) -> Avx512 {
@@ -68,11 +68,11 @@ impl<T: Paired> Arithmetic for Bf16Arithmetic<T> {
     unsafe fn load(work: &SimdWork<'_>, tile: TilePair<'_>, queries: usize) {
         // SAFETY: the conditions are those of this function.
         unsafe {
-            if !reads_stored_keys::<T>(work, queries) {
-                pair_keys::<T>(work, tile);
+            if !reads_stored_keys::<K>(work, queries) {
+                pair_keys::<K>(work, tile);
             }
             if !reads_stored_values(tile, queries) {
-                pair_values::<T>(work, tile);
+                pair_values::<V>(work, tile);
             }
         }
     }
@@ -85,22 +85,18 @@ impl<T: Paired> Arithmetic for Bf16Arithmetic<T> {
         q: *const f32,
         scores: *mut f32,
     ) {
-        let keys = T::of(&work.args.keys);
-        let stored = TransposedKeys {
-            now: tile.now.transposed(keys).map(<*const T>::cast),
-            next: tile.next.transposed(keys).map(<*const T>::cast),
-        };
+        let stored = stored_words::<K>(tile);
         // SAFETY: keys that are not read as they are stored have been loaded to `work.keys`.
         // Otherwise each panel of `stored` begins `16 * head_dim` values in a block that the
         // validation has found within the keys. The other conditions are those of this function;
         // AVX-512 BF16 is available.
         unsafe {
-            if !reads_stored_keys::<T>(work, group.queries) {
+            if !reads_stored_keys::<K>(work, group.queries) {
                 score_loaded::<Self, Bf16Dots>(work, group, q, scores);
             } else if group.first == 0 {
-                score_panels::<Self, Bf16Dots<T::Word>, _>(work, stored, group, q, scores);
+                score_panels::<Self, Bf16Dots<K::Word>, _>(work, stored, group, q, scores);
             } else {
-                score_panels::<Self, Bf16Dots<T::Word>, _>(work, stored.cached(), group, q, scores);
+                score_panels::<Self, Bf16Dots<K::Word>, _>(work, stored.cached(), group, q, scores);
             }
         }
     }
@@ -130,8 +126,8 @@ impl<T: Paired> Arithmetic for Bf16Arithmetic<T> {
         // other conditions are those of this function; AVX-512 BF16 is available.
         unsafe {
             if reads_stored_values(tile, group.queries) {
-                let values = T::of(&work.args.values);
-                add_stored::<Self, Bf16Dots<T::Word>, StoredPairs<T>, _>(
+                let values = V::of(&work.args.values);
+                add_stored::<Self, Bf16Dots<V::Word>, StoredPairs<V>, _>(
                     tile, values, group, weights, sums,
                 );
             } else {
@@ -141,21 +137,29 @@ impl<T: Paired> Arithmetic for Bf16Arithmetic<T> {
     }
 }
 
-/// Loads the keys of a tile into `work.keys` as `[panel][word of a head][16]`. Keys that are stored
-/// transposed must be bytes, `[head_dim][16]`. Positions that are not read get unspecified values.
-/// Prefetches the keys of the next tile.
+/// The keys of a tile that are stored transposed, as words of two values.
+#[inline(always)]
+fn stored_words<K: Paired>(tile: TilePair<'_>) -> TransposedKeys<K::Word> {
+    let keys = K::of(&tile.now.args.keys);
+    TransposedKeys {
+        now: tile.now.transposed(keys).map(<*const K>::cast),
+        next: tile.next.transposed(keys).map(<*const K>::cast),
+    }
+}
+
+/// Loads the keys of a tile into `work.keys` as `[panel][word of a head][16]`. Positions that are
+/// not read get unspecified values. Prefetches the keys of the next tile.
 ///
 /// # Safety
 /// As for [`Arithmetic::load`].
 #[inline(always)]
 unsafe fn pair_keys<T: Paired>(work: &SimdWork<'_>, tile: TilePair<'_>) {
     let keys = T::of(&work.args.keys);
-    let words = work.args.head_dim / Bf16Arithmetic::<T>::VALUES_PER_WORD;
-    let stored: TransposedKeys<T> =
-        TransposedKeys { now: tile.now.transposed(keys), next: tile.next.transposed(keys) };
+    let words = work.args.head_dim / VALUES_PER_WORD;
+    let stored = stored_words::<T>(tile);
     for panel in 0..tile.now.panels() {
         // SAFETY: `rows` are the starts of heads of `2 * words` values, `from` is that of a panel
-        // of `32 * words`, all in blocks that the validation has found within the keys.
+        // of `16 * words` words, all in blocks that the validation has found within the keys.
         // `work.keys` has room for 4 panels of `2 * words` vectors, of which the panels before this
         // one have taken `panel * words`. AVX-512 is available.
         unsafe {
@@ -167,9 +171,8 @@ unsafe fn pair_keys<T: Paired>(work: &SimdWork<'_>, tile: TilePair<'_>) {
             }
             let from = stored.at(panel);
             for word in 0..words {
-                let first = from.add(2 * word * LANES);
-                stored.prefetch::<1>(panel, 2 * word, first);
-                T::pair::<Avx512>(first, first.add(LANES)).store(to.add(word * LANES));
+                stored.prefetch::<1>(panel, word, from);
+                T::Word::load::<Avx512>(from.add(word * LANES)).store(to.add(word * LANES));
             }
         }
     }
@@ -198,15 +201,16 @@ unsafe fn pair_values<T: Paired>(work: &SimdWork<'_>, tile: TilePair<'_>) {
                 let to = work.values.add((panel * LANES / 2 + pair) * work.padded_dim);
                 for d in (0..whole).step_by(LANES) {
                     prefetch_rows(&next[2 * pair..2 * pair + 2], d);
-                    T::pair::<Avx512>(first.add(d), second.add(d)).store(to.add(d));
+                    let at = d / T::VALUES;
+                    T::pair::<Avx512>(first.add(at), second.add(at)).store(to.add(d));
                 }
                 if whole < dim {
                     let mut rest = [[T::default(); LANES]; 2];
                     for (rest, row) in rest.iter_mut().zip([first, second]) {
                         std::ptr::copy_nonoverlapping(
-                            row.add(whole),
+                            row.add(whole / T::VALUES),
                             rest.as_mut_ptr(),
-                            dim - whole,
+                            (dim - whole) / T::VALUES,
                         );
                     }
                     T::pair::<Avx512>(rest[0].as_ptr(), rest[1].as_ptr()).store(to.add(whole));

@@ -14,7 +14,7 @@ use super::work::{RowGroup, SimdWork};
 use crate::attention::args::KvSlice;
 use crate::attention::tile_loading::{load_keys, load_live, load_values};
 use crate::attention::tile_view::{StoredValues, TransposedKeys};
-use crate::gemm::{Bf16, Bf16Pairs, F16, F32, Form, I8};
+use crate::gemm::{Bf16, Bf16Pairs, F16, F32, Form, I4, I4Pairs, I8};
 use crate::kv_layout::KvLayout;
 use crate::lanes::{self, LANES, Lanes};
 
@@ -91,6 +91,7 @@ impl<L: Lanes> Arithmetic for F32Arithmetic<L> {
                 KvSlice::Bf16(from) => stored!(Bf16Pairs, from),
                 KvSlice::F16(from) => stored!(F16, from),
                 KvSlice::Int8 { values, .. } => stored!(I8, values),
+                KvSlice::Int4 { packed, .. } => stored!(I4Pairs, packed),
             }
         }
     }
@@ -138,6 +139,7 @@ impl<L: Lanes> Arithmetic for F32Arithmetic<L> {
                 KvSlice::Bf16(from) => stored!(Bf16, from),
                 KvSlice::F16(from) => stored!(F16, from),
                 KvSlice::Int8 { values, .. } => stored!(I8, values),
+                KvSlice::Int4 { packed, .. } => stored!(I4, packed),
             }
         }
     }

@@ -4,12 +4,13 @@
 use crate::attention::args::KvSlice;
 use crate::attention::tile_loading::transpose_panel;
 use crate::attention::tile_view::StoredValues;
-use crate::gemm::{F32, I8, PairWord, Panels, SingleForm, pair_bytes};
+use crate::gemm::{F32, I4, I8, PairWord, Panels, SingleForm, Stored, pair_bytes};
 use crate::lanes::{Avx512, LANES, Lanes};
 
-/// A stored type whose values are bf16 numbers: bf16 itself, and bytes without their scales.
-pub(super) trait Paired: Copy + Default {
-    /// Two stored values.
+/// A stored type whose values are bf16 numbers: bf16 itself, and bytes and the levels of codes of 4
+/// bits without their scales.
+pub(super) trait Paired: Stored {
+    /// Two stored values of a head.
     type Word: PairWord;
     /// Maximum number of query vectors for which keys are read as they are stored.
     const STORED_KEY_QUERIES_MAX: usize;
@@ -92,15 +93,60 @@ impl Paired for i8 {
         words: usize,
         to: *mut f32,
     ) {
-        // SAFETY: `to` has room for the widened values, two for each word. The word `k` is stored
-        // where value `k` was, after the values `2 * k` and `2 * k + 1` were read.
-        unsafe {
-            transpose_panel::<Avx512, I8>(rows, next, 2 * words, to);
-            for word in 0..words {
-                let from = to.add(2 * word * LANES);
-                let second = Avx512::load(from.add(LANES));
-                Avx512::load(from).pair_bf16(second).store(to.add(word * LANES));
-            }
+        // SAFETY: the conditions are those of this function.
+        unsafe { transpose_widened::<I8>(rows, next, words, to) }
+    }
+}
+
+/// Two codes of 4 bits.
+impl Paired for u8 {
+    type Word = [u8; 1];
+    const STORED_KEY_QUERIES_MAX: usize = 12;
+
+    fn of<'a>(slice: &KvSlice<'a>) -> &'a [u8] {
+        match slice {
+            KvSlice::Int4 { packed, .. } => packed,
+            _ => unreachable!("the arithmetic was chosen for keys and values of 4 bits"),
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn pair<L: Lanes>(first: *const u8, second: *const u8) -> L {
+        // SAFETY: the conditions are those of this function.
+        unsafe { L::load_i4_interleaved(first, second) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(
+        rows: &[*const u8; LANES],
+        next: &[*const u8; LANES],
+        words: usize,
+        to: *mut f32,
+    ) {
+        // SAFETY: the conditions are those of this function.
+        unsafe { transpose_widened::<I4>(rows, next, words, to) }
+    }
+}
+
+/// [`Paired::transpose`] of values that are widened to f32 first.
+///
+/// # Safety
+/// As for [`Paired::transpose`].
+#[inline(always)]
+unsafe fn transpose_widened<F: SingleForm>(
+    rows: &[*const F::Raw; LANES],
+    next: &[*const F::Raw; LANES],
+    words: usize,
+    to: *mut f32,
+) {
+    // SAFETY: `to` has room for the widened values, two for each word. The word `k` is stored where
+    // value `k` was, after the values `2 * k` and `2 * k + 1` were read.
+    unsafe {
+        transpose_panel::<Avx512, F>(rows, next, 2 * words, to);
+        for word in 0..words {
+            let from = to.add(2 * word * LANES);
+            let second = Avx512::load(from.add(LANES));
+            Avx512::load(from).pair_bf16(second).store(to.add(word * LANES));
         }
     }
 }
@@ -118,12 +164,12 @@ impl<T> From<StoredValues<T>> for StoredPairs<T> {
 impl<T: Paired> Panels<T::Word> for StoredPairs<T> {
     #[inline(always)]
     fn at(&self, p: usize) -> *const T::Word {
-        self.0.now.wrapping_add(p * LANES).cast()
+        self.0.now.wrapping_add(p * (LANES / T::VALUES)).cast()
     }
     /// Two positions.
     #[inline(always)]
     fn inner_step(&self) -> usize {
-        self.0.row
+        2 * self.0.row * size_of::<T>() / size_of::<T::Word>()
     }
     #[inline(always)]
     fn prefetch<const P: usize>(&self, p: usize, k: usize, now: *const T::Word) {

@@ -5,7 +5,7 @@ use super::arithmetic::{Arithmetic, TilePair};
 use super::work::{RowGroup, SimdWork};
 use crate::attention::sizes::POSITIONS_PER_TILE;
 use crate::attention::tile_view::StoredValues;
-use crate::gemm::{CachedPanels, Form, Panels, RegisterTile, tile_group};
+use crate::gemm::{CachedPanels, Form, Panels, RegisterTile, Stored, tile_group};
 use crate::lanes::LANES;
 
 /// Computes the scores of a row group with all panels of a tile.
@@ -106,6 +106,7 @@ pub(super) unsafe fn add_stored<A, F, B, T>(
 ) where
     A: Arithmetic,
     F: Form,
+    T: Stored,
     B: Panels<F::Raw> + From<StoredValues<T>>,
 {
     let dim = tile.now.args.head_dim;

@@ -61,7 +61,7 @@ fn windows_on_both_sides_and_biases_match_the_formula() {
     for path in Path::supported() {
         for shape in SHAPES {
             // The scales of 8-bit keys are applied to sums of scores, to which no bias is added.
-            let biased = shape.stored != Stored::Int8;
+            let biased = !matches!(shape.stored, Stored::Int8 | Stored::Int8Int4 | Stored::Int4);
             let rows = random(45, shape.heads * RelativeBias::head_len(reach));
             let bias = biased.then_some((&rows[..], reach));
             let sequences = [sequence(shape, 700, 46)];

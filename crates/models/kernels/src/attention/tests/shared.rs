@@ -2,7 +2,7 @@
 
 use super::*;
 
-const SHARED_SHAPES: [Shape; 9] = [
+const SHARED_SHAPES: [Shape; 11] = [
     Shape {
         heads: 4,
         kv_heads: 2,
@@ -54,6 +54,22 @@ const SHARED_SHAPES: [Shape; 9] = [
         stored: Stored::Int8,
     },
     Shape { heads: 20, kv_heads: 1, head_dim: 8, softcap: None, window: None, stored: Stored::F32 },
+    Shape {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 48,
+        softcap: None,
+        window: None,
+        stored: Stored::Int4,
+    },
+    Shape {
+        heads: 12,
+        kv_heads: 1,
+        head_dim: 24,
+        softcap: None,
+        window: Some(500),
+        stored: Stored::Int8Int4,
+    },
 ];
 
 /// Sequences, each of which has a prefix of random length in common with a random earlier one, and
