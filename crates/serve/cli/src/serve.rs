@@ -246,16 +246,14 @@ impl ServeArgs {
             served = served => served?,
             () = interrupts.stop(reload) => return Ok(()),
         };
-        let mut publisher = None;
-        if let Served::One(engine) = &served {
-            for adapter in engine.adapters() {
-                let name = &adapter.name;
-                let is_taken = self.served_model_name.contains(name);
-                anyhow::ensure!(!is_taken, "`{name}` is the name of an adapter and of the model");
+        let publisher = match &served {
+            Served::One(engine) => {
+                self.check_adapters(engine)?;
+                kv_events::start(kv_events.as_ref(), engine).await?
             }
-            publisher = kv_events::start(kv_events.as_ref(), engine).await?;
-            options.counters.extend(publisher.as_ref().map(kv_events::counters));
-        }
+            Served::Several(_) => None,
+        };
+        options.counters.extend(publisher.as_ref().map(kv_events::counters));
         served.open(&gate, options);
         served.announce();
         terminal::note(format!("listening on {address}"));
@@ -277,6 +275,16 @@ impl ServeArgs {
             () = served.shutdown() => Ok(()),
             () = interrupts.stop(reload) => anyhow::bail!("ended before the engine had stopped"),
         }
+    }
+
+    /// Refuses adapters that have a name of the model.
+    fn check_adapters(&self, engine: &Engine) -> anyhow::Result<()> {
+        for adapter in engine.adapters() {
+            let name = &adapter.name;
+            let is_taken = self.served_model_name.contains(name);
+            anyhow::ensure!(!is_taken, "`{name}` is the name of an adapter and of the model");
+        }
+        Ok(())
     }
 
     /// Reads the files with keys and certificates again. If a file cannot be read, its old content

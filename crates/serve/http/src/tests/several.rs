@@ -6,7 +6,6 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use http_body_util::BodyExt;
-use serde_json::json;
 use stolon::backend::BackendError;
 use stolon::{Engine, ModelRecipe, ModelSet};
 use stolon_backend::fake::{FakeBackend, FakeOptions};
