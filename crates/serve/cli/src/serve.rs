@@ -256,14 +256,7 @@ impl ServeArgs {
         };
         let publisher = match &served {
             Served::One(engine) => {
-                for adapter in engine.adapters() {
-                    let name = &adapter.name;
-                    let is_taken = self.served_model_name.contains(name);
-                    anyhow::ensure!(
-                        !is_taken,
-                        "`{name}` is the name of an adapter and of the model"
-                    );
-                }
+                self.check_adapters(engine)?;
                 kv_events::start(kv_events.as_ref(), engine).await?
             }
             Served::Several(_) => None,
@@ -290,6 +283,16 @@ impl ServeArgs {
             () = served.shutdown() => Ok(()),
             () = interrupts.stop(reload) => anyhow::bail!("ended before the engine had stopped"),
         }
+    }
+
+    /// Refuses adapters that have a name of the model.
+    fn check_adapters(&self, engine: &Engine) -> anyhow::Result<()> {
+        for adapter in engine.adapters() {
+            let name = &adapter.name;
+            let is_taken = self.served_model_name.contains(name);
+            anyhow::ensure!(!is_taken, "`{name}` is the name of an adapter and of the model");
+        }
+        Ok(())
     }
 
     /// Reads the files with keys and certificates again. If a file cannot be read, its old content
