@@ -434,17 +434,19 @@ fn run_with<'a>(
     });
     // Scales are ordered by position and head in both layouts.
     let mut integers = [&cache.keys, &cache.values].map(|plane| quantised(plane, shape.head_dim));
-    let mut codes = [&cache.keys, &cache.values].map(|plane| match shape.stored {
-        Stored::Int4 | Stored::Int8Int4 => packed(plane, shape.head_dim),
-        _ => Default::default(),
-    });
+    let stored = shape.stored.planes();
+    let mut codes = [(&cache.keys, stored[0]), (&cache.values, stored[1])].map(
+        |(plane, stored)| match stored {
+            Stored::Int4 => packed(plane, shape.head_dim),
+            _ => Default::default(),
+        },
+    );
     if transposed {
         integers[0].0 =
             transpose(&integers[0].0, Shape { stored: Stored::Int8, ..shape }, cache.block_size);
         codes[0].0 =
             transpose(&codes[0].0, Shape { stored: Stored::Int4, ..shape }, cache.block_size);
     }
-    let stored = shape.stored.planes();
     let [keys, values] = [0, 1].map(|index| match stored[index] {
         Stored::F32 => KvSlice::F32(planes[index]),
         Stored::Bf16 => KvSlice::Bf16(&narrow[index]),
