@@ -58,6 +58,7 @@ impl Device {
             memory_utilization: settings.memory_utilization.unwrap_or(default.memory_utilization),
             step_tokens: config.max_batched_tokens,
             step_sequences: config.max_running,
+            state_slots: config.max_running,
             kv_type: builder.kv_type,
             batch_invariant: !settings.batch_dependent,
             cuda_graphs: !settings.without_graphs

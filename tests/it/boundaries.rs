@@ -22,10 +22,12 @@ const FOLDERS_WITH_UNSAFE: [&str; 6] = [
 const UNSAFE_FILES: &[&str] = &[
     "benches/rivals/src/bin/linear.rs",
     "crates/models/cuda/src/attention/split/cuda.rs",
+    "crates/models/cuda/src/bits/cuda.rs",
     "crates/models/cuda/src/gate/cuda.rs",
     "crates/models/cuda/src/kv_write/cuda.rs",
     "crates/models/cuda/src/memory/pool.rs",
     "crates/models/cuda/src/draw/cuda.rs",
+    "crates/models/cuda/src/recurrence/cuda.rs",
     "crates/models/kernels/",
     "crates/engine/kvcache/src/core.rs",
     "crates/engine/kvcache/src/node.rs",

@@ -7,7 +7,7 @@ mod window;
 
 use std::ops::Range;
 
-use stolon_kernels::KvLayout;
+pub use stolon_kernels::KvLayout;
 
 use crate::config::{DecoderConfig, MixerConfig};
 pub use crate::error::KvStoreError;

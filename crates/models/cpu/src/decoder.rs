@@ -14,7 +14,7 @@ use std::cmp::Ordering;
 use stolon_backend::{StepBatch, StepOutput};
 use stolon_checkpoint::WeightType;
 use stolon_checkpoint::adapter::Site;
-use stolon_checkpoint::config::{DecoderConfig, DecoderWeights, KeysAndValues, MixerConfig};
+use stolon_checkpoint::config::{DecoderConfig, DecoderWeights};
 use stolon_checkpoint::error::ModelError;
 use stolon_checkpoint::weights::Weights;
 use stolon_kernels::{self as kernels, Epilogue, Matrix, Path, Product, RowSums, Sink};
@@ -117,7 +117,7 @@ impl Decoder {
         let head_bias = loader.optional_vector(head_bias.as_ref())?;
         let layers = layers
             .iter()
-            .zip(kept_indices(&config))
+            .zip(config.kept_indices())
             .map(|(layer, kept)| Layer::load(&config, layer, &kept, &mut loader))
             .collect::<Result<_, _>>()?;
         let final_norm = NormVectors::load(&final_norm, &mut loader)?;
@@ -437,29 +437,6 @@ impl Decoder {
         self.adapters.keep(&self.plan.output_rows);
         self.norm_for(self.last_keeping, kept, workers);
     }
-}
-
-/// For each mixer of each layer, its index among the mixers that keep the same kind of data: keys
-/// and values, inputs of convolutions, or states. Attention that reads the keys and values of
-/// another layer has the index of that layer.
-fn kept_indices(config: &DecoderConfig) -> Vec<Vec<usize>> {
-    let [mut keys, mut inputs, mut states] = [(); 3].map(|()| 0..);
-    let mut all: Vec<Vec<usize>> = Vec::with_capacity(config.layers.len());
-    for layer in &config.layers {
-        let kept = layer.mixers.iter().filter_map(|mixer| match mixer {
-            MixerConfig::Attention(attention) => match attention.keys_and_values {
-                // Attention is the first mixer of a layer.
-                KeysAndValues::OfLayer(source) => all[source].first().copied(),
-                KeysAndValues::Own | KeysAndValues::OneMatrix => keys.next(),
-            },
-            MixerConfig::Latent(_) => keys.next(),
-            MixerConfig::Convolution(_) => inputs.next(),
-            MixerConfig::DeltaNet(_) | MixerConfig::Mamba2(_) => states.next(),
-        });
-        let kept = kept.collect();
-        all.push(kept);
-    }
-    all
 }
 
 #[cfg(test)]

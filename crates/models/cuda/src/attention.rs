@@ -8,9 +8,12 @@
 //!   models that flash attention does not support. If results may depend on the batch, it also
 //!   computes the sequences with a single query in a step, which are decodes.
 
-use candle_core::{Device, Result, Tensor};
+use std::sync::Arc;
 
-use crate::kv_store::{KvLayer, KvShape};
+use candle_core::{Device, Result, Tensor};
+use stolon_checkpoint::{DecoderConfig, MixerConfig};
+
+use crate::kv_store::{KvLayer, KvShape, StoreShape};
 use crate::plan::{QuerySpan, indices, longest_table, single_queries};
 
 #[cfg(feature = "cuda")]
@@ -23,8 +26,7 @@ mod split;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionArgs<'a> {
     pub(crate) kv: &'a KvLayer,
-    /// The shape of the KV store.
-    pub(crate) shape: &'a KvShape,
+    /// Number of query heads.
     pub(crate) heads: usize,
     /// Factor by which scores are multiplied.
     pub(crate) scale: f32,
@@ -50,14 +52,107 @@ pub(crate) struct Padding {
 
 impl Padding {
     /// Number of positions in the padded block table of a sequence.
-    pub(crate) fn positions(&self, shape: &KvShape) -> usize {
-        self.blocks * shape.block_size
+    pub(crate) fn positions(&self, block_size: usize) -> usize {
+        self.blocks * block_size
     }
 }
 
-/// How the attention of a model is computed.
+/// How the attention of each layer of a model is computed.
+#[derive(Clone, Debug)]
+pub(crate) struct Attentions {
+    /// The different ways. Most models have one.
+    kinds: Vec<Attention>,
+    /// For each layer that has keys and values of its own, the index of its way in `kinds`.
+    layers: Arc<[usize]>,
+    /// Maximum size in bytes of the buffers that attention allocates in every step.
+    pub(crate) workspace_bytes: u64,
+}
+
+impl Attentions {
+    /// Selects the fastest implementation for each layer of `config`.
+    pub(crate) fn select(
+        config: &DecoderConfig,
+        device: &Device,
+        shape: &StoreShape,
+        batch_invariant: bool,
+    ) -> Self {
+        let query_heads = config.mixers().filter_map(|mixer| match mixer {
+            MixerConfig::Attention(attention) if attention.has_own_kv() => {
+                Some((attention.heads, attention.sinks))
+            }
+            MixerConfig::Latent(latent) => Some((latent.heads, false)),
+            _ => None,
+        });
+        let (mut kinds, mut layers, mut workspace_bytes) = (Vec::new(), Vec::new(), 0);
+        for ((heads, sinks), shape) in query_heads.zip(shape.heads()) {
+            let attention = Attention::select(device, &shape, sinks, batch_invariant);
+            let index = kinds.iter().position(|kind| *kind == attention);
+            layers.push(index.unwrap_or(kinds.len()));
+            if index.is_none() {
+                kinds.push(attention);
+            }
+            workspace_bytes = workspace_bytes.max(attention.workspace_bytes(device, heads, &shape));
+        }
+        Self { kinds, layers: layers.into(), workspace_bytes }
+    }
+
+    /// The names of the implementations in logs, reports and fingerprints.
+    pub(crate) fn name(&self) -> String {
+        let names: Vec<_> = self.kinds.iter().map(|kind| kind.name()).collect();
+        names.join("; ")
+    }
+
+    /// Whether the padding alone determines the shapes of all tensors if each span has one query.
+    pub(crate) fn can_pad(&self) -> bool {
+        self.kinds.iter().all(|kind| kind.can_pad())
+    }
+
+    /// The padding for `spans` of one query each, in powers of two; `None` if they need more than
+    /// one launch.
+    pub(crate) fn padding(&self, spans: &[QuerySpan<'_>]) -> Option<Padding> {
+        let splits_decode = self.kinds.iter().any(|kind| kind.splits_decode());
+        let parts = if splits_decode { split::padded_parts(spans)? } else { 0 };
+        Some(Padding { blocks: longest_table(spans).next_power_of_two(), parts })
+    }
+
+    /// Prepares the attention of all layers for the queries of `spans`, with blocks of `block_size`
+    /// positions.
+    pub(crate) fn prepare(
+        &self,
+        spans: &[QuerySpan<'_>],
+        block_size: usize,
+        padding: Padding,
+        device: &Device,
+    ) -> Result<Plans> {
+        let plans = self.kinds.iter().map(|kind| kind.prepare(spans, block_size, padding, device));
+        Ok(Plans { plans: plans.collect::<Result<_>>()?, layers: self.layers.clone() })
+    }
+}
+
+/// The attention of all layers for the queries of a step.
+#[derive(Debug)]
+pub(crate) struct Plans {
+    /// One plan for each entry of [`Attentions::kinds`].
+    plans: Vec<Prepared>,
+    layers: Arc<[usize]>,
+}
+
+impl Plans {
+    /// The plan of a layer that reads the keys and values `kept`.
+    pub(crate) fn of(&self, kept: usize) -> &Prepared {
+        &self.plans[self.layers[kept]]
+    }
+
+    /// The tensors whose contents change from step to step if all spans have one query and are
+    /// padded.
+    pub(crate) fn of_decode(&self) -> Vec<&Tensor> {
+        self.plans.iter().flat_map(Prepared::of_decode).collect()
+    }
+}
+
+/// How the attention of a layer is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Attention {
+struct Attention {
     kind: Kind,
     /// Whether `split` computes the sequences with a single query in a step, and `kind` only the
     /// others.
@@ -76,14 +171,9 @@ enum Kind {
 }
 
 impl Attention {
-    /// Selects the fastest implementation that supports the model. `has_sinks` tells whether the
-    /// model has attention sinks.
-    pub(crate) fn select(
-        device: &Device,
-        shape: &KvShape,
-        has_sinks: bool,
-        batch_invariant: bool,
-    ) -> Self {
+    /// Selects the fastest implementation that supports a layer. `has_sinks` tells whether the
+    /// layer has attention sinks.
+    fn select(device: &Device, shape: &KvShape, has_sinks: bool, batch_invariant: bool) -> Self {
         let kind = Kind::select(device, shape, has_sinks);
         // The same position may be computed as a single query when it is decoded, and together with
         // others when it is computed again. With batch invariance, both must use the same
@@ -99,7 +189,7 @@ impl Attention {
     }
 
     /// Its name in logs, reports and fingerprints.
-    pub(crate) fn name(self) -> &'static str {
+    fn name(self) -> &'static str {
         match (self.kind, self.split_decode) {
             (Kind::Gather, false) => "gather",
             (Kind::Gather, true) => "gather, split-KV decode",
@@ -112,27 +202,20 @@ impl Attention {
     }
 
     /// Size in bytes of the buffers that attention allocates in every step.
-    pub(crate) fn workspace_bytes(self, device: &Device, heads: usize, shape: &KvShape) -> u64 {
+    fn workspace_bytes(self, device: &Device, heads: usize, shape: &KvShape) -> u64 {
         if self.splits_decode() { split::workspace_bytes(device, heads, shape) } else { 0 }
     }
 
     /// Whether the padding alone determines the shapes of all tensors if each span has one query.
-    pub(crate) fn can_pad(self) -> bool {
+    fn can_pad(self) -> bool {
         self.splits_decode() || self.kind != Kind::Gather
     }
 
-    /// The padding for `spans` of one query each, in powers of two; `None` if they need more than
-    /// one launch.
-    pub(crate) fn padding(self, spans: &[QuerySpan<'_>]) -> Option<Padding> {
-        let parts = if self.splits_decode() { split::padded_parts(spans)? } else { 0 };
-        Some(Padding { blocks: longest_table(spans).next_power_of_two(), parts })
-    }
-
-    /// Prepares attention for the queries of `spans`. All layers use the result.
-    pub(crate) fn prepare(
+    /// Prepares attention for the queries of `spans`.
+    fn prepare(
         self,
         spans: &[QuerySpan<'_>],
-        shape: &KvShape,
+        block_size: usize,
         padding: Padding,
         device: &Device,
     ) -> Result<Prepared> {
@@ -141,7 +224,7 @@ impl Attention {
             return Ok(Prepared::One(Plan::Split(split::Plan::new(spans, padding, device)?)));
         }
         if !spans.iter().any(is_single) {
-            return Ok(Prepared::One(self.kind.plan(spans, shape, padding, device)?));
+            return Ok(Prepared::One(self.kind.plan(spans, block_size, padding, device)?));
         }
         let (mut single, mut several) = (Group::default(), Group::default());
         for span in spans {
@@ -155,7 +238,7 @@ impl Attention {
             order[*row as usize] = index as u32;
         }
         let single_plan = Plan::Split(split::Plan::new(&single.spans, padding, device)?);
-        let several_plan = self.kind.plan(&several.spans, shape, padding, device)?;
+        let several_plan = self.kind.plan(&several.spans, block_size, padding, device)?;
         Ok(Prepared::Both {
             parts: [
                 (single_plan, indices(&single.rows, device)?),
@@ -188,12 +271,12 @@ impl Kind {
     fn plan(
         self,
         spans: &[QuerySpan<'_>],
-        shape: &KvShape,
+        block_size: usize,
         padding: Padding,
         device: &Device,
     ) -> Result<Plan> {
         match self {
-            Self::Gather => Ok(Plan::Gather(gather::Plan::new(spans, shape, device)?)),
+            Self::Gather => Ok(Plan::Gather(gather::Plan::new(spans, block_size, device)?)),
             Self::Split => {
                 Ok(Plan::Split(split::Plan::new(&single_queries(spans), padding, device)?))
             }
@@ -224,7 +307,7 @@ pub(crate) enum Plan {
 impl Prepared {
     /// The tensors whose contents change from step to step if all spans have one query and are
     /// padded.
-    pub(crate) fn of_decode(&self) -> Vec<&Tensor> {
+    fn of_decode(&self) -> Vec<&Tensor> {
         match self {
             Self::One(Plan::Split(plan)) => plan.tensors(),
             #[cfg(feature = "cuda")]
@@ -275,16 +358,9 @@ mod tests {
         let random = |dims: &[usize]| Tensor::randn(0_f32, 1.0, dims, &device).expect("a tensor");
         for (dtype, block_size) in [(DType::F32, 16), (DType::F16, 4), (DType::BF16, 32)] {
             let block_count = 400 / block_size + 2;
-            let shape = KvShape {
-                layer_count: 1,
-                block_count,
-                block_size,
-                kv_heads: 2,
-                head_dim: 24,
-                dtype,
-            };
+            let shape = KvShape { block_count, block_size, kv_heads: 2, head_dim: 24, dtype };
             let plane = || random(&[block_count * block_size, 48]).to_dtype(dtype).expect("a cast");
-            let kv = KvLayer { keys: plane(), values: plane() };
+            let kv = KvLayer { shape, keys: plane(), values: plane() };
             let table: Vec<BlockId> = (0..block_count as u32).rev().map(BlockId).collect();
             let spans: Vec<QuerySpan<'_>> = [(390, 1), (0, 5), (7, 1), (0, 1), (100, 20), (256, 1)]
                 .map(|(start, count)| QuerySpan { start, count, block_table: &table })
@@ -294,22 +370,14 @@ mod tests {
             for (softcap, window, sinks) in
                 [(None, None, None), (Some(2.0), Some(50), None), (None, Some(1), Some(&sinks))]
             {
-                let args = AttentionArgs {
-                    kv: &kv,
-                    shape: &shape,
-                    heads: 6,
-                    scale: 0.2,
-                    softcap,
-                    window,
-                    sinks,
-                };
+                let args = AttentionArgs { kv: &kv, heads: 6, scale: 0.2, softcap, window, sinks };
                 for spans in [&spans[..], &spans[2..4]] {
                     let rows = spans.iter().map(|span| span.count).sum();
                     let q = q.narrow(0, 0, rows).expect("some rows");
                     let attend = |kind, split_decode| {
                         let attention = Attention { kind, split_decode };
                         let prepared =
-                            attention.prepare(spans, &shape, Padding::default(), &device)?;
+                            attention.prepare(spans, block_size, Padding::default(), &device)?;
                         prepared.attend(&q, &args)?.flatten_all()?.to_vec1::<f32>()
                     };
                     let expected = attend(Kind::Gather, false).expect("gathered");
@@ -330,7 +398,6 @@ mod tests {
     #[test]
     fn split_decoding_needs_batch_dependence() {
         let shape = |head_dim| KvShape {
-            layer_count: 1,
             block_count: 1,
             block_size: 32,
             kv_heads: 1,

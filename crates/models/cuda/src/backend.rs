@@ -1,22 +1,22 @@
 //! [`CandleBackend`]: implements [`Backend`] with the decoder and the KV store on a device.
 
-use candle_core::{DType, Device};
+use candle_core::Device;
 use stolon_backend::kv_probe;
 use stolon_backend::{
     Backend, BackendError, BackendSpec, BatchChecker, KvFormat, StepBatch, StepOutput, check_read,
     check_write,
 };
-use stolon_checkpoint::{DecoderConfig, KvType, Weights};
+use stolon_checkpoint::{DecoderConfig, Weights};
 use stolon_kvcache::BlockId;
 
-use crate::attention::Attention;
+use crate::attention::Attentions;
 use crate::decoder::Decoder;
 use crate::graphs::Graphs;
-use crate::kv_store::{KvShape, KvStore};
+use crate::kv_store::{KvStore, StoreShape};
 use crate::linear::RowTile;
 use crate::loader::Loader;
 use crate::options::{CandleOptions, ComputeType, OpenError, message};
-use crate::supported::Supported;
+use crate::state_store::{StateShape, StateStore, Stores};
 use crate::{DeviceChoice, draw, dry_run, graphs, memory};
 
 /// Revision of the computation of keys and values. It must be raised with every change of their
@@ -31,8 +31,10 @@ pub struct CandleBackend {
     kv_format: Option<KvFormat>,
     checker: BatchChecker,
     decoder: Decoder,
-    kv: KvStore,
-    attention: Attention,
+    stores: Stores,
+    attentions: Attentions,
+    /// The name of the attention in reports.
+    attention: String,
     /// `None` if no steps are captured.
     graphs: Option<Graphs>,
     step_memory: StepMemory,
@@ -62,13 +64,13 @@ impl StepMemory {
     /// `tile`, with or without CUDA graphs.
     fn of(
         decoder: &mut Decoder,
-        shape: &KvShape,
-        attention: Attention,
+        shape: &StoreShape,
+        attentions: &Attentions,
         options: &CandleOptions,
         (tile, cuda_graphs): (RowTile, bool),
     ) -> Result<Self, OpenError> {
         let device = decoder.device().clone();
-        let workspace = attention.workspace_bytes(&device, decoder.supported().heads, shape);
+        let workspace = attentions.workspace_bytes;
         // Neither the estimate nor the dry run includes the workspace of attention and the graphs,
         // because the contexts of the dry run are short and it captures nothing.
         let others = workspace
@@ -78,7 +80,7 @@ impl StepMemory {
             };
         let estimated_bytes = memory::step_bytes(decoder.config(), options, tile) + others;
         let free = memory::of(&device);
-        let measured_bytes = dry_run::step_bytes(decoder, shape, attention, options)
+        let measured_bytes = dry_run::step_bytes(decoder, shape, attentions, options)
             .map_err(|error| memory::explain(error, free, options, estimated_bytes))?
             .map(|bytes| bytes + others);
         Ok(Self { estimated_bytes, measured_bytes })
@@ -100,7 +102,6 @@ impl CandleBackend {
         options: CandleOptions,
     ) -> Result<Self, OpenError> {
         config.check("the configuration")?;
-        let supported = Supported::of(&config)?;
         weights.check(&config)?;
         options.check()?;
         let device = options.device.open()?;
@@ -110,11 +111,11 @@ impl CandleBackend {
         let kv_type = options.kv_type.unwrap_or(compute.kv_type());
         let dtype = compute.dtype();
         memory::check_weights(memory::of(&device), &config, &weights, dtype.size_in_bytes())?;
-        let mut shape = kv_shape((&config, &supported), &options, kv_type);
-        let attention =
-            Attention::select(&device, &shape, supported.sinks, options.batch_invariant);
+        let mut shape = StoreShape::new(&config, options.block_size, kv_type);
+        let attentions = Attentions::select(&config, &device, &shape, options.batch_invariant);
+        let attention = attentions.name();
         let mut kv_format = options.kv_copies.then(|| {
-            let parts = [dtype.as_str(), attention.name(), &hardware(&device)];
+            let parts = [dtype.as_str(), attention.as_str(), &hardware(&device)];
             kv_format(&config, &weights, &shape, &parts)
         });
         let tile = RowTile(options.batch_invariant.then(|| row_tile(options.device)));
@@ -122,50 +123,71 @@ impl CandleBackend {
         let loader = Loader { weights, device: device.clone(), dtype, tile, tried };
         let mut decoder = Decoder::load(config, loader)?;
         device.synchronize()?;
-        let cuda_graphs = options.cuda_graphs && graphs::are_possible(decoder.config(), attention);
+        let cuda_graphs =
+            options.cuda_graphs && graphs::are_possible(decoder.config(), &attentions);
         let step_memory =
-            StepMemory::of(&mut decoder, &shape, attention, &options, (tile, cuda_graphs))?;
+            StepMemory::of(&mut decoder, &shape, &attentions, &options, (tile, cuda_graphs))?;
         let graphs = match cuda_graphs {
             true => Some(Graphs::new(&decoder, &options)?),
             false => None,
         };
         device.synchronize()?;
+        let state_shape = StateShape::of(decoder.config());
+        let state = state_shape.spec(&shape, options.state_slots);
+        let state_bytes = (state_shape.bytes() as u64).saturating_mul(options.state_slots as u64);
+        memory::check_states(memory::of(&device), state_bytes)?;
+        // The KV store gets memory that the states leave.
+        let states = StateStore::new(state_shape, options.state_slots, &device)?;
         let (free, config) = (memory::of(&device), decoder.config());
         let step_bytes = step_memory.bytes();
         shape.block_count = memory::block_count(free, &device, &shape, &options, step_bytes)?;
-        let mut kv = KvStore::new(shape, &device)?;
+        let mut stores = Stores { kv: KvStore::new(shape.clone(), &device)?, states };
         let spec = BackendSpec {
             vocab_size: config.vocab_size,
             max_positions: config.max_positions,
-            block_size: shape.block_size,
+            block_size: shape.block_size(),
             block_count: shape.block_count,
             block_bytes: shape.block_bytes(),
             hidden_size: Some(config.hidden_size),
             draws: draw::is_supported(&device, config.vocab_size),
+            state,
             ..BackendSpec::default()
         };
         if let Some(format) = &mut kv_format {
             let probe = kv_probe::step(&spec);
-            decoder.forward(&probe, &mut kv, attention)?;
+            decoder.forward(&probe, &mut stores, &attentions)?;
             let blocks = &probe.sequences[0].block_table;
             let mut bytes = vec![0; blocks.len() * spec.block_bytes];
-            kv.read_blocks(blocks, &mut bytes)?;
+            stores.kv.read_blocks(blocks, &mut bytes)?;
+            bytes.extend(stores.states.first_slot_bytes()?);
             kv_probe::add_to(format, &bytes);
         }
         tracing::info!(
             device = %options.device,
             compute_type = dtype.as_str(),
             kv_type = kv_type.name(),
-            attention = attention.name(),
+            attention,
             batch_invariant = options.batch_invariant,
             cuda_graphs,
             kv_blocks = spec.block_count,
             kv_bytes = spec.block_count * spec.block_bytes,
+            state_slots = spec.state.map_or(0, |state| state.slots),
+            state_bytes,
             step_bytes,
             "the candle backend is ready"
         );
         let checker = BatchChecker::new(spec.block_count);
-        Ok(Self { spec, kv_format, checker, decoder, kv, attention, graphs, step_memory })
+        Ok(Self {
+            spec,
+            kv_format,
+            checker,
+            decoder,
+            stores,
+            attentions,
+            attention,
+            graphs,
+            step_memory,
+        })
     }
 
     /// The decoder's configuration.
@@ -175,10 +197,11 @@ impl CandleBackend {
     }
 
     /// How attention is computed: `flash`, `split-KV` or `gather`, and whether sequences with a
-    /// single query in a step are computed by split-KV decoding. See the README.
+    /// single query in a step are computed by split-KV decoding. If the heads of layers have
+    /// different sizes, there may be several ways, separated by `; `. See the README.
     #[must_use]
-    pub fn attention(&self) -> &'static str {
-        self.attention.name()
+    pub fn attention(&self) -> &str {
+        &self.attention
     }
 
     /// Number of CUDA graphs: one for each padded size of batches and contexts so far. 0 without
@@ -205,13 +228,13 @@ impl Backend for CandleBackend {
         if batch.sequences.is_empty() {
             return Ok(StepOutput::default());
         }
-        let Self { decoder, kv, attention, graphs, .. } = self;
+        let Self { decoder, stores, attentions, graphs, .. } = self;
         if let Some(graphs) = graphs
-            && let Some(output) = graphs.step(batch, decoder, kv, *attention).map_err(failed)?
+            && let Some(output) = graphs.step(batch, decoder, stores, attentions).map_err(failed)?
         {
             return Ok(output);
         }
-        let output = decoder.forward(batch, kv, *attention).map_err(failed)?;
+        let output = decoder.forward(batch, stores, attentions).map_err(failed)?;
         // A step that returns nothing copies nothing from the device, so the device may still be
         // computing.
         decoder.device().synchronize().map_err(failed)?;
@@ -228,39 +251,18 @@ impl Backend for CandleBackend {
 
     fn read_blocks(&mut self, blocks: &[BlockId], to: &mut [u8]) -> Result<(), BackendError> {
         check_read(&self.spec, blocks, to.len())?;
-        self.kv.read_blocks(blocks, to).map_err(failed)
+        self.stores.kv.read_blocks(blocks, to).map_err(failed)
     }
 
     fn write_blocks(&mut self, blocks: &[BlockId], from: &[&[u8]]) -> Result<(), BackendError> {
         check_write(&self.spec, blocks, from)?;
-        self.kv.write_blocks(blocks, from).map_err(failed)
+        self.stores.kv.write_blocks(blocks, from).map_err(failed)
     }
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "it is passed to map_err")]
 fn failed(error: candle_core::Error) -> BackendError {
     BackendError::Failed(message(&error))
-}
-
-/// The shape of the KV store, except for its number of blocks, which is known only after the
-/// weights are on the device. The number of blocks is not part of the format of a block.
-fn kv_shape(
-    (config, supported): (&DecoderConfig, &Supported),
-    options: &CandleOptions,
-    kv_type: KvType,
-) -> KvShape {
-    KvShape {
-        layer_count: config.layers.len(),
-        block_count: 0,
-        block_size: options.block_size,
-        kv_heads: supported.kv_heads,
-        head_dim: supported.head_dim,
-        dtype: match kv_type.without_scales() {
-            KvType::F16 => DType::F16,
-            KvType::Bf16 => DType::BF16,
-            _ => DType::F32,
-        },
-    }
 }
 
 /// Number of rows of every matrix product with batch invariance. On a GPU, a product of this many
@@ -288,15 +290,15 @@ fn hardware(device: &Device) -> String {
 fn kv_format(
     config: &DecoderConfig,
     weights: &Weights,
-    shape: &KvShape,
+    shape: &StoreShape,
     parts: &[&str],
 ) -> KvFormat {
     let description = format!(
         "candle, {:?}, {} layers, KV {} in blocks of {}, {}, revision {KV_REVISION}",
         config.architecture,
-        shape.layer_count,
-        shape.dtype.as_str(),
-        shape.block_size,
+        config.layers.len(),
+        shape.dtype().as_str(),
+        shape.block_size(),
         parts.join(", "),
     );
     let mut fingerprint = blake3::Hasher::new_derive_key("stolon 2026 format of KV blocks");

@@ -7,37 +7,45 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use stolon_backend::{StepBatch, StepOutput};
-use stolon_checkpoint::config::DecoderWeights;
+use stolon_checkpoint::config::{DecoderWeights, MixerConfig, NormsConfig};
 use stolon_checkpoint::{DecoderConfig, QueryScaling};
 
 use crate::OpenError;
-use crate::attention::{Attention, AttentionArgs, Padding, Prepared};
+use crate::attention::{Attentions, Padding};
 use crate::draw::{self, draw_tokens, drawn_tokens};
 use crate::inputs::{OutputInputs, StepInputs};
-use crate::kv_store::{KvShape, KvStore};
-use crate::kv_write;
-use crate::layer::{Layer, Norm, Projected};
+use crate::layer::Layer;
 use crate::linear::Linear;
 use crate::loader::Loader;
+use crate::norm::Norm;
+use crate::pass::Pass;
+use crate::per_layer::PerLayerEmbedding;
 use crate::plan::BatchRows;
 use crate::rope::RopeTable;
-use crate::supported::Supported;
+use crate::state_store::Stores;
 
 /// A model whose weights are on a device.
 #[derive(Debug)]
 pub(crate) struct Decoder {
     config: DecoderConfig,
-    /// The sizes and options of attention, which are the same in all layers.
-    supported: Supported,
     device: Device,
     /// `[vocab_size, hidden_size]` in the compute type.
     embedding: Tensor,
+    /// The norm of embeddings, if the model has one.
+    embedding_norm: Option<Norm>,
+    /// The per-layer embeddings, if the model has any.
+    per_layer: Option<PerLayerEmbedding>,
     /// The output matrix `[vocab_size, hidden_size]`.
     head: Linear,
     layers: Vec<Layer>,
+    /// Index of the last layer that keeps something of its positions. See
+    /// [`DecoderConfig::last_keeping_layer`].
+    last_keeping: usize,
     final_norm: Norm,
     /// One table per entry of `config.ropes`, in the same order.
     ropes: Vec<RopeTable>,
+    /// The different factors of queries that the layers have.
+    query_scalings: Vec<QueryScaling>,
 }
 
 impl Decoder {
@@ -46,44 +54,92 @@ impl Decoder {
         config: DecoderConfig,
         mut loader: Loader,
     ) -> std::result::Result<Self, OpenError> {
-        let supported = Supported::of(&config)?;
-        // Configurations with per-layer embeddings or a bias of the output matrix are not
-        // supported.
-        let DecoderWeights {
-            embedding: spec,
-            per_layer: _,
-            layers,
-            final_norm,
-            head,
+        // Every field is named, so that a new one is a compile error until it is computed.
+        let DecoderConfig {
+            // Used only in messages.
+            architecture: _,
+            // Determine the weights. See `DecoderConfig::weights`.
+            vocab_size: _,
+            tie_word_embeddings: _,
             head_bias: _,
-        } = config.weights();
+            per_layer_input: _,
+            layer_scales: _,
+            layers: _,
+            hidden_size,
+            norms,
+            // Used by `RopeTable`.
+            ropes,
+            max_positions,
+            // Used by `Decoder::embed`.
+            embedding_scale: _,
+            // Used by `layer::add` and `Experts`.
+            residual_scale: _,
+            // Used by `Decoder::output`.
+            logit_scale: _,
+            logit_softcap: _,
+            // Determines the default compute type.
+            dtype: _,
+        } = &config;
+        let NormsConfig {
+            // Used by `Layer::load`.
+            placement: _,
+            // Determine the weights of norms. See `NormWeights`.
+            kind: _,
+            output_eps: _,
+            plain_final: _,
+            // Used by `Norm::of_parts`.
+            offset: _,
+            eps,
+            embedding: has_embedding_norm,
+        } = norms;
+        let DecoderWeights { embedding: spec, per_layer, layers, final_norm, head, head_bias } =
+            config.weights();
         let embedding = loader.dense(&spec)?;
         let head = match head {
-            Some(head) => loader.head(&head)?,
+            Some(head) => loader.head(&head, head_bias.as_ref())?,
             None => loader.tied_head(&spec, &embedding)?,
         };
         loader.weights.remove(&spec.name);
+        let per_layer = per_layer.map(|spec| PerLayerEmbedding::load(&config, &spec, &mut loader));
+        let per_layer = per_layer.transpose()?;
         let layers = layers
             .iter()
-            .map(|layer| Layer::load(&config, layer, &mut loader))
+            .zip(config.kept_indices())
+            .map(|(layer, kept)| Layer::load(&config, layer, &kept, &mut loader))
             .collect::<std::result::Result<_, _>>()?;
         let final_norm = Norm::load(&final_norm, &mut loader)?;
-        let ropes = config
-            .ropes
-            .iter()
-            .map(|rope| RopeTable::new(rope, supported.rotary_dim, config.max_positions))
-            .collect();
         let device = loader.device;
-        Ok(Self { device, config, supported, embedding, head, layers, final_norm, ropes })
+        let embedding_norm = match has_embedding_norm {
+            true => Some(Norm::uniform(*hidden_size, 1.0, *eps, &device)?),
+            false => None,
+        };
+        let ropes = ropes.iter().enumerate().filter_map(|(index, rope)| {
+            Some(RopeTable::new(rope, config.rope_dim(index)?, *max_positions))
+        });
+        let ropes = ropes.collect();
+        let mut query_scalings = Vec::new();
+        for scaling in config.mixers().filter_map(query_scaling) {
+            if !query_scalings.contains(&scaling) {
+                query_scalings.push(scaling);
+            }
+        }
+        Ok(Self {
+            embedding,
+            embedding_norm,
+            per_layer,
+            head,
+            layers,
+            last_keeping: config.last_keeping_layer(),
+            final_norm,
+            ropes,
+            query_scalings,
+            device,
+            config,
+        })
     }
 
     pub(crate) fn config(&self) -> &DecoderConfig {
         &self.config
-    }
-
-    /// The sizes and options of attention, which are the same in all layers.
-    pub(crate) fn supported(&self) -> &Supported {
-        &self.supported
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -91,16 +147,17 @@ impl Decoder {
     }
 
     /// Computes a batch that the batch checker has accepted and that is not empty: writes keys and
-    /// values to `kv` and returns what the batch requests.
+    /// values, states and checkpoints to `stores` and returns what the batch requests.
     pub(crate) fn forward(
         &mut self,
         batch: &StepBatch,
-        kv: &mut KvStore,
-        attention: Attention,
+        stores: &mut Stores,
+        attentions: &Attentions,
     ) -> Result<StepOutput> {
-        let plan = BatchRows::new(batch, kv.shape().block_size);
-        let inputs = self.upload(batch, &plan, kv.shape(), attention, Padding::default())?;
-        self.compute(&inputs, kv)?.to_host(&plan)
+        let block_size = stores.kv.shape().block_size();
+        let plan = BatchRows::new(batch, block_size);
+        let inputs = self.upload(batch, &plan, block_size, attentions, Padding::default())?;
+        self.compute(&inputs, stores)?.to_host(&plan)
     }
 
     /// Uploads the inputs of a step.
@@ -108,95 +165,69 @@ impl Decoder {
         &mut self,
         batch: &StepBatch,
         plan: &BatchRows,
-        shape: &KvShape,
-        attention: Attention,
+        block_size: usize,
+        attentions: &Attentions,
         padding: Padding,
     ) -> Result<StepInputs> {
         let device = &self.device;
-        let positions = plan.position_count().max(padding.positions(shape));
+        let positions = plan.position_count().max(padding.positions(block_size));
         let rotations = self.ropes.iter_mut().map(|rope| rope.rotations(positions, device));
         let rotations = rotations.collect::<Result<_>>()?;
-        StepInputs::new(batch, plan, rotations, (attention, shape, padding), device)
+        let attention = (attentions, block_size, padding);
+        StepInputs::new(&self.config, (batch, plan), rotations, attention, device)
     }
 
-    /// Computes a step on the device, and writes its keys and values to `kv`.
-    pub(crate) fn compute(&self, inputs: &StepInputs, kv: &mut KvStore) -> Result<Computed> {
-        let rotations = inputs.rotations.iter().map(|table| table.at(&inputs.positions));
-        let rotations = rotations.collect::<Result<Vec<_>>>()?;
-        let query_factors = self.query_factors(&inputs.positions)?;
-        let mut attention = &inputs.attention;
+    /// Computes a step on the device, and writes its keys and values, states and checkpoints to
+    /// `stores`.
+    pub(crate) fn compute(&self, inputs: &StepInputs, stores: &mut Stores) -> Result<Computed> {
+        if let Some(states) = &inputs.states {
+            stores.states.begin(states, &stores.kv)?;
+        }
+        let mut pass = Pass::new(inputs, stores, &self.query_scalings)?;
+        let rows = self.compute_layers(&mut pass)?;
+        if let Some(checkpoints) = inputs.states.as_ref().and_then(|own| own.checkpoints.as_ref()) {
+            stores.states.write_checkpoints(&pass.checkpoints, checkpoints, &stores.kv)?;
+        }
+        match (rows, &inputs.outputs) {
+            (Some(rows), Some(outputs)) => self.output(&rows, outputs),
+            (None, _) | (_, None) => Ok(Computed::default()),
+        }
+    }
+
+    /// Computes all layers. Returns the rows of the residual stream that have an output; `None` if
+    /// there are none.
+    fn compute_layers(&self, pass: &mut Pass<'_>) -> Result<Option<Tensor>> {
+        let inputs = pass.inputs;
         let mut x = self.embed(&inputs.tokens)?;
+        let per_layer = self.per_layer.as_ref().map(|embedding| embedding.of(&inputs.tokens, &x));
+        let mut per_layer = per_layer.transpose()?;
         for (index, layer) in self.layers.iter().enumerate() {
-            let config = &self.config;
-            let rotation = config.layers[index].rope().map(|rope| &rotations[rope]);
-            let projected = layer.project(&self.supported, &x, rotation)?;
-            let Projected { queries: mut q, keys, values } = projected;
-            if let Some(factors) = &query_factors {
-                q = q.broadcast_mul(factors)?;
-            }
-            let dtype = kv.shape().dtype;
-            let plane = kv.layer(index);
-            write(inputs, &plane.keys, keys, dtype)?;
-            write(inputs, &plane.values, values, dtype)?;
-            if index + 1 == self.layers.len() {
-                // In the last layer, rows without an output are needed only for their keys and
-                // values.
-                let Some(outputs) = &inputs.outputs else { return Ok(Computed::default()) };
-                if let Some((rows, prepared)) = &outputs.rows {
-                    (q, x) = (q.index_select(rows, 0)?, x.index_select(rows, 0)?);
-                    attention = prepared;
+            let mut begun = layer.begin(x, pass)?;
+            if index == self.last_keeping {
+                // From here on, only rows with an output are needed.
+                let Some(outputs) = &inputs.outputs else { return Ok(None) };
+                if let Some((rows, plans)) = &outputs.rows {
+                    begun = begun.select(rows)?;
+                    pass.select(rows, plans)?;
+                    per_layer = per_layer.map(|all| all.index_select(rows, 0)).transpose()?;
                 }
             }
-            let attended = self.attend(index, &q, kv, attention)?;
-            x = layer.add_attention(config, &x, &attended)?;
-            x = layer.add_mlp(config, &x)?;
+            let own = per_layer.as_ref().map(|all| all.narrow(1, index, 1)?.squeeze(1));
+            x = layer.finish(&self.config, begun, own.transpose()?.as_ref(), pass)?;
         }
-        match &inputs.outputs {
-            Some(outputs) => self.output(&x, outputs),
-            None => Ok(Computed::default()),
-        }
-    }
-
-    /// The factors by which the queries at `positions` are multiplied, `[rows, 1, 1]`; `None` if
-    /// the model has none.
-    fn query_factors(&self, positions: &Tensor) -> Result<Option<Tensor>> {
-        let Some(QueryScaling { beta, step }) = self.supported.query_scaling else {
-            return Ok(None);
-        };
-        let positions = positions.to_dtype(DType::F32)?;
-        // This divides, because a product with the reciprocal may be slightly below a whole number.
-        let step = Tensor::full(step as f32, positions.shape(), positions.device())?;
-        let steps = positions.div(&step)?.floor()?;
-        let factors = steps.affine(1.0, 1.0)?.log()?.affine(f64::from(beta), 1.0)?;
-        Ok(Some(factors.reshape(((), 1, 1))?))
+        Ok(Some(x))
     }
 
     /// The embeddings of `tokens`, `[tokens, hidden_size]` in f32.
     fn embed(&self, tokens: &Tensor) -> Result<Tensor> {
-        let x = self.embedding.index_select(tokens, 0)?.to_dtype(DType::F32)?;
+        let mut x = self.embedding.index_select(tokens, 0)?.to_dtype(DType::F32)?;
+        if let Some(norm) = &self.embedding_norm {
+            x = norm.apply(&x)?;
+        }
         match self.config.embedding_scale {
             Some(scale) => x.affine(f64::from(scale), 0.0),
             None => Ok(x),
         }
-    }
-
-    fn attend(
-        &self,
-        index: usize,
-        q: &Tensor,
-        kv: &KvStore,
-        prepared: &Prepared,
-    ) -> Result<Tensor> {
-        let args = AttentionArgs {
-            kv: kv.layer(index),
-            shape: kv.shape(),
-            heads: self.supported.heads,
-            scale: self.supported.scale,
-            softcap: self.supported.softcap,
-            window: self.config.layers[index].sliding_window(),
-            sinks: self.layers[index].sinks.as_ref(),
-        };
-        prepared.attend(q, &args)
     }
 
     /// Computes the hidden states, logits and tokens that the step returns, from the rows `x`.
@@ -226,11 +257,13 @@ impl Decoder {
     }
 }
 
-/// Writes the keys or values of the rows of a step to a plane of the KV store of the type `dtype`.
-fn write(inputs: &StepInputs, plane: &Tensor, values: Tensor, dtype: DType) -> Result<()> {
-    let Some((rows, slots)) = &inputs.written else { return Ok(()) };
-    let values = rows.of(&values.to_dtype(dtype)?.contiguous()?)?;
-    kv_write::write(plane, &values, slots)
+/// The factor of a mixer's queries that depends on their position, if it has one.
+fn query_scaling(mixer: &MixerConfig) -> Option<QueryScaling> {
+    match mixer {
+        MixerConfig::Attention(attention) => attention.query_scaling,
+        MixerConfig::Latent(latent) => latent.query_scaling,
+        MixerConfig::Convolution(_) | MixerConfig::DeltaNet(_) | MixerConfig::Mamba2(_) => None,
+    }
 }
 
 /// The results of a step, on the device.

@@ -3,39 +3,48 @@
 //! allocate the memory that they keep.
 
 use candle_core::Result;
-use stolon_backend::{Draw, LogitRows, SequenceSlice, StepBatch};
+use stolon_backend::{Draw, LogitRows, SequenceSlice, SliceState, StepBatch};
 use stolon_kvcache::BlockId;
 
 use crate::CandleOptions;
-use crate::attention::Attention;
+use crate::attention::Attentions;
 use crate::decoder::Decoder;
-use crate::kv_store::{KvShape, KvStore};
+use crate::kv_store::StoreShape;
 use crate::memory;
+use crate::state_store::{StateShape, Stores};
 
 /// The largest memory in bytes that a step needs in addition to the weights. If the device does not
 /// report its memory, this returns `None` without running anything.
 pub(crate) fn step_bytes(
     decoder: &mut Decoder,
-    shape: &KvShape,
-    attention: Attention,
+    shape: &StoreShape,
+    attentions: &Attentions,
     options: &CandleOptions,
 ) -> Result<Option<u64>> {
     let device = decoder.device().clone();
     // One step returns whole rows of logits, the other one only tokens.
+    let states = StateShape::of(decoder.config());
+    let has_states = states.bytes() > 0;
     let [whole, drawn] = [LogitRows::Last, LogitRows::Drawn(Draw::GREEDY)]
-        .map(|rows| largest_step(options, decoder.config().max_positions, rows));
-    let shape = KvShape { block_count: block_count(&whole), ..*shape };
+        .map(|rows| largest_step(options, decoder.config().max_positions, (rows, has_states)));
+    let slots = whole.sequences.len();
+    let shape = shape.with_blocks(block_count(&whole));
+    let store_bytes = shape.block_count * shape.block_bytes() + slots * states.bytes();
     let peak = memory::peak_of(&device, || {
-        let mut kv = KvStore::new(shape, &device)?;
-        decoder.forward(&whole, &mut kv, attention)?;
-        decoder.forward(&drawn, &mut kv, attention).map(drop)
+        let mut stores = Stores::new(shape, (states, slots), &device)?;
+        decoder.forward(&whole, &mut stores, attentions)?;
+        decoder.forward(&drawn, &mut stores, attentions).map(drop)
     })?;
-    let kv_bytes = (shape.block_count * shape.block_bytes()) as u64;
-    Ok(peak.map(|peak| peak.saturating_sub(kv_bytes)))
+    Ok(peak.map(|peak| peak.saturating_sub(store_bytes as u64)))
 }
 
 /// A step with as many decodes as sequences may run, and prefill chunks for the remaining tokens.
-fn largest_step(options: &CandleOptions, max_positions: usize, logit_rows: LogitRows) -> StepBatch {
+/// If sequences have states, each has a slot of its own.
+fn largest_step(
+    options: &CandleOptions,
+    max_positions: usize,
+    (logit_rows, has_states): (LogitRows, bool),
+) -> StepBatch {
     let decodes = options.step_sequences.min(options.step_tokens);
     // All decodes read the first block and write nothing.
     let decode = SequenceSlice {
@@ -61,6 +70,11 @@ fn largest_step(options: &CandleOptions, max_positions: usize, logit_rows: Logit
         });
         (block, left) = (end, left - token_count);
     }
+    if has_states {
+        for (slot, slice) in (0..).zip(&mut sequences) {
+            slice.state = Some(SliceState::in_slot(slot));
+        }
+    }
     StepBatch { tokens: vec![0; options.step_tokens], sequences }
 }
 
@@ -85,7 +99,7 @@ mod tests {
         {
             let options = CandleOptions { step_tokens, step_sequences, ..CandleOptions::default() };
             for rows in [LogitRows::Last, LogitRows::Drawn(Draw::GREEDY)] {
-                let batch = largest_step(&options, max_positions, rows);
+                let batch = largest_step(&options, max_positions, (rows, false));
                 assert_eq!(batch.tokens.len(), step_tokens);
                 let decodes = batch.sequences.iter().filter(|slice| slice.logit_rows == rows);
                 assert_eq!(decodes.count(), step_sequences.min(step_tokens));

@@ -5,26 +5,31 @@
 //! ascending order of the experts' indices, with the shared expert last.
 
 use candle_core::{Result, Tensor};
-use stolon_checkpoint::config::{ExpertChoice, ExpertsWeights, SharedExpertWeights};
+use stolon_checkpoint::config::{ExpertChoice, ExpertsWeights, SharedExpertWeights, TensorSpec};
 use stolon_checkpoint::{DecoderConfig, ExpertsConfig};
 
 use crate::OpenError;
-use crate::layer::GatedMlp;
 use crate::linear::Linear;
 use crate::loader::Loader;
+use crate::mlp::Mlp;
+use crate::norm::Norm;
 
 /// The weights of a layer's mixture of experts.
 #[derive(Debug)]
 pub(crate) struct Experts {
     config: ExpertsConfig,
+    /// The norm of the router's input; `None` if the router reads the input of the experts.
+    router_norm: Option<Norm>,
     /// `[experts, hidden_size]`.
     router: Linear,
     /// The bias of each expert's score. It affects only which experts are chosen.
     bias: Option<Vec<f32>>,
-    experts: Vec<GatedMlp>,
+    /// The factor of each expert's weight; `None` for 1.
+    factors: Option<Vec<f32>>,
+    experts: Vec<Mlp>,
     /// The shared expert, if there is one, and the projection to its score, `[1, hidden_size]`, if
     /// it has one.
-    shared: Option<(GatedMlp, Option<Linear>)>,
+    shared: Option<(Mlp, Option<Linear>)>,
     /// Factor of the outputs of all experts.
     residual_scale: f32,
 }
@@ -45,34 +50,74 @@ impl Experts {
     ) -> std::result::Result<Self, OpenError> {
         let ExpertsWeights {
             config: experts_config,
-            // Models that have it are refused with the configuration.
-            router_norm: _,
+            router_norm,
             router,
             bias,
-            factors: _,
+            factors,
             experts,
             shared,
         } = spec;
+        // Every field is named, so that a new one is a compile error until it is computed.
+        let ExpertsConfig {
+            // Used by `Experts::groups` and `ExpertsConfig::choose`.
+            count: _,
+            per_token: _,
+            scores: _,
+            normalized: _,
+            groups: _,
+            scale: _,
+            // Determine which weights exist.
+            width: _,
+            activation: _,
+            bias: _,
+            router_bias: _,
+            shared_width: _,
+            shared_gate: _,
+            scaled_router: _,
+            shifted,
+        } = *experts_config;
+        let router_norm = Norm::optional(router_norm.as_ref(), loader)?;
+        // Files store these weights times the square root of `hidden_size`.
+        let scale = (config.hidden_size as f32).powf(-0.5);
+        let router_norm = router_norm.map(|norm| norm.scaled(scale)).transpose()?;
         let router = loader.linear(router)?;
-        let bias = bias.as_ref().map(|bias| loader.weights.floats(bias)).transpose()?;
-        let experts = experts.iter().map(|expert| GatedMlp::load(config, expert, loader));
-        let experts = experts.collect::<std::result::Result<_, _>>()?;
+        let floats =
+            |spec: Option<&TensorSpec>| spec.map(|spec| loader.weights.floats(spec)).transpose();
+        let (bias, factors) = (floats(bias.as_ref())?, floats(factors.as_ref())?);
+        let experts = experts.iter().map(|expert| Mlp::load(expert, loader));
+        let mut experts = experts.collect::<std::result::Result<Vec<_>, _>>()?;
+        if shifted {
+            experts.iter_mut().try_for_each(|expert| expert.shift(1.0, &loader.device))?;
+        }
         let shared = match shared {
             Some(SharedExpertWeights { mlp, gate }) => {
                 let gate = gate.as_ref().map(|gate| loader.linear(gate)).transpose()?;
-                Some((GatedMlp::load(config, mlp, loader)?, gate))
+                Some((Mlp::load(mlp, loader)?, gate))
             }
             None => None,
         };
         let residual_scale = config.residual_scale.unwrap_or(1.0);
-        Ok(Self { config: *experts_config, router, bias, experts, shared, residual_scale })
+        Ok(Self {
+            config: *experts_config,
+            router_norm,
+            router,
+            bias,
+            factors,
+            experts,
+            shared,
+            residual_scale,
+        })
     }
 
-    /// Runs the experts on the rows of `normed` and adds their outputs to the rows of `x`. Both are
-    /// `[rows, hidden_size]`.
-    pub(crate) fn add(&self, x: &Tensor, normed: &Tensor) -> Result<Tensor> {
-        let scores = self.router.forward(normed)?.to_vec2::<f32>()?;
-        let groups = groups(&self.config, self.bias.as_deref(), scores);
+    /// Runs the experts on the rows of `normed` and adds their outputs to the rows of `x`. A router
+    /// with a norm of its own reads the rows `residual`, and others read `normed`. All are `[rows,
+    /// hidden_size]`.
+    pub(crate) fn add(&self, x: &Tensor, normed: &Tensor, residual: &Tensor) -> Result<Tensor> {
+        let scores = match &self.router_norm {
+            Some(norm) => self.router.forward(&norm.apply(residual)?)?,
+            None => self.router.forward(normed)?,
+        };
+        let groups = self.groups(scores.to_vec2::<f32>()?);
         let mut x = x.clone();
         for (mlp, mut group) in self.experts.iter().zip(groups) {
             if group.rows.is_empty() {
@@ -95,20 +140,23 @@ impl Experts {
         }
         Ok(x)
     }
-}
 
-/// Groups the rows by expert. Rows are in ascending order within a group. `scores` is `[rows,
-/// experts]`.
-fn groups(config: &ExpertsConfig, bias: Option<&[f32]>, scores: Vec<Vec<f32>>) -> Vec<Group> {
-    let mut groups = vec![Group::default(); config.count];
-    let (mut order, mut choices) = (Vec::new(), vec![ExpertChoice::default(); config.per_token]);
-    for (row, mut scores) in scores.into_iter().enumerate() {
-        config.choose(&mut scores, bias, &mut order, &mut choices);
-        for choice in &choices {
-            let group = &mut groups[choice.expert as usize];
-            group.rows.push(row as u32);
-            group.weights.push(choice.weight);
+    /// Groups the rows by expert. Rows are in ascending order within a group. `scores` is `[rows,
+    /// experts]`.
+    fn groups(&self, scores: Vec<Vec<f32>>) -> Vec<Group> {
+        let config = &self.config;
+        let mut groups = vec![Group::default(); config.count];
+        let (mut order, mut choices) =
+            (Vec::new(), vec![ExpertChoice::default(); config.per_token]);
+        for (row, mut scores) in scores.into_iter().enumerate() {
+            config.choose(&mut scores, self.bias.as_deref(), &mut order, &mut choices);
+            for choice in &choices {
+                let expert = choice.expert as usize;
+                let factor = self.factors.as_ref().map_or(1.0, |factors| factors[expert]);
+                groups[expert].rows.push(row as u32);
+                groups[expert].weights.push(choice.weight * factor);
+            }
         }
+        groups
     }
-    groups
 }

@@ -14,15 +14,15 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Result, Tensor};
 use stolon_backend::{LogitRows, SequenceSlice, StepBatch, StepOutput};
-use stolon_checkpoint::DecoderConfig;
+use stolon_checkpoint::{DecoderConfig, MixerConfig};
 
-use crate::attention::{Attention, Padding};
+use crate::attention::{Attentions, Padding};
 use crate::decoder::Decoder;
 use crate::draw::drawn_tokens;
 use crate::inputs::StepInputs;
-use crate::kv_store::KvStore;
 use crate::linear::RowTile;
 use crate::plan::{BatchRows, all_spans};
+use crate::state_store::Stores;
 use crate::{CandleOptions, memory};
 
 #[cfg(feature = "cuda-core")]
@@ -64,10 +64,15 @@ struct Captured {
 }
 
 /// Whether decode steps can be captured at all. They cannot with experts, because the router's
-/// scores are copied to the host during the step, or with an attention whose tensors have shapes
-/// that depend on the contexts.
-pub(crate) fn are_possible(config: &DecoderConfig, attention: Attention) -> bool {
-    config.experts().is_none() && attention.can_pad()
+/// scores are copied to the host during the step, with an attention whose tensors have shapes that
+/// depend on the contexts, or with convolutions and recurrent layers, whose inputs are not
+/// overwritten.
+pub(crate) fn are_possible(config: &DecoderConfig, attentions: &Attentions) -> bool {
+    let is_attention = |mixer: &MixerConfig| match mixer {
+        MixerConfig::Attention(_) | MixerConfig::Latent(_) => true,
+        MixerConfig::Convolution(_) | MixerConfig::DeltaNet(_) | MixerConfig::Mamba2(_) => false,
+    };
+    config.experts().is_none() && config.mixers().all(is_attention) && attentions.can_pad()
 }
 
 impl Graphs {
@@ -89,25 +94,26 @@ impl Graphs {
         &mut self,
         batch: &StepBatch,
         decoder: &mut Decoder,
-        kv: &mut KvStore,
-        attention: Attention,
+        stores: &mut Stores,
+        attentions: &Attentions,
     ) -> Result<Option<StepOutput>> {
         if self.failed {
             return Ok(None);
         }
-        let Some((size, padded)) = pad(batch, attention) else { return Ok(None) };
+        let Some((size, padded)) = pad(batch, attentions) else { return Ok(None) };
         if size.rows > self.logits.dim(0)? {
             return Ok(None);
         }
-        let plan = BatchRows::new(&padded, kv.shape().block_size);
-        let inputs = decoder.upload(&padded, &plan, kv.shape(), attention, size.padding)?;
+        let block_size = stores.kv.shape().block_size();
+        let plan = BatchRows::new(&padded, block_size);
+        let inputs = decoder.upload(&padded, &plan, block_size, attentions, size.padding)?;
         let tokens = match self.captured.get(&size) {
             Some(captured) => {
                 captured.inputs.assign(&inputs)?;
-                captured.replay(decoder, kv, &self.logits)?;
+                captured.replay(decoder, stores, &self.logits)?;
                 captured.tokens.clone()
             }
-            None => self.capture(size, inputs, decoder, kv)?,
+            None => self.capture(size, inputs, decoder, stores)?,
         };
         let draws = &plan.draws[..batch.sequences.len()];
         let drawn = drawn_tokens(&tokens, draws, &self.logits)?;
@@ -120,7 +126,7 @@ impl Graphs {
         size: Size,
         inputs: StepInputs,
         decoder: &Decoder,
-        kv: &mut KvStore,
+        stores: &mut Stores,
     ) -> Result<Tensor> {
         let tokens = Tensor::zeros(size.rows, DType::U32, decoder.device())?;
         let mut captured = Captured {
@@ -129,7 +135,7 @@ impl Graphs {
             #[cfg(feature = "cuda-core")]
             graph: None,
         };
-        self.failed = !captured.capture(decoder, kv, &self.logits)?;
+        self.failed = !captured.capture(decoder, stores, &self.logits)?;
         if self.failed || self.captured.len() == CAPTURED_MAX {
             self.captured.clear();
         }
@@ -158,7 +164,7 @@ pub(crate) fn memory_bytes(config: &DecoderConfig, options: &CandleOptions, tile
 /// Pads a decode step with copies of the sequence with the shortest context. Returns `None` if
 /// `batch` is not a decode step. In a decode step, each sequence has one token, its keys and values
 /// are written, and the next token is drawn from its logits.
-fn pad(batch: &StepBatch, attention: Attention) -> Option<(Size, StepBatch)> {
+fn pad(batch: &StepBatch, attentions: &Attentions) -> Option<(Size, StepBatch)> {
     let decodes = |slice: &SequenceSlice| {
         slice.token_count == 1
             && slice.write_from <= slice.start
@@ -173,36 +179,36 @@ fn pad(batch: &StepBatch, attention: Attention) -> Option<(Size, StepBatch)> {
     let mut padded = batch.clone();
     padded.tokens.resize(rows, batch.tokens[index]);
     padded.sequences.resize(rows, shortest.clone());
-    let padding = attention.padding(&all_spans(&padded))?;
+    let padding = attentions.padding(&all_spans(&padded))?;
     Some((Size { rows, padding }, padded))
 }
 
 impl Captured {
     /// Computes the step for the first time, and captures it. Returns whether it was captured.
-    fn capture(&mut self, decoder: &Decoder, kv: &mut KvStore, logits: &Tensor) -> Result<bool> {
+    fn capture(&mut self, decoder: &Decoder, stores: &mut Stores, logits: &Tensor) -> Result<bool> {
         #[cfg(feature = "cuda-core")]
         if let candle_core::Device::Cuda(device) = decoder.device() {
             self.graph =
-                cuda::capture_after_first_run(device, || self.compute(decoder, kv, logits))?;
+                cuda::capture_after_first_run(device, || self.compute(decoder, stores, logits))?;
             return Ok(self.graph.is_some());
         }
-        self.compute(decoder, kv, logits)?;
+        self.compute(decoder, stores, logits)?;
         Ok(true)
     }
 
     /// Computes the step from the current contents of its inputs.
-    fn replay(&self, decoder: &Decoder, kv: &mut KvStore, logits: &Tensor) -> Result<()> {
+    fn replay(&self, decoder: &Decoder, stores: &mut Stores, logits: &Tensor) -> Result<()> {
         #[cfg(feature = "cuda-core")]
         if let Some(graph) = &self.graph {
             return graph.launch();
         }
-        self.compute(decoder, kv, logits)
+        self.compute(decoder, stores, logits)
     }
 
     /// The work that is captured. All tensors that it creates are dropped before it returns, so a
     /// graph frees all the memory that it allocates.
-    fn compute(&self, decoder: &Decoder, kv: &mut KvStore, logits: &Tensor) -> Result<()> {
-        if let Some((tokens, rows)) = decoder.compute(&self.inputs, kv)?.drawn() {
+    fn compute(&self, decoder: &Decoder, stores: &mut Stores, logits: &Tensor) -> Result<()> {
+        if let Some((tokens, rows)) = decoder.compute(&self.inputs, stores)?.drawn() {
             self.tokens.slice_set(tokens, 0, 0)?;
             logits.slice_set(rows, 0, 0)?;
         }

@@ -5,12 +5,13 @@
 
 use candle_core::{Device, Result, Tensor};
 use stolon_backend::StepBatch;
+use stolon_checkpoint::DecoderConfig;
 
-use crate::attention::{Attention, Padding, Prepared};
+use crate::attention::{Attentions, Padding, Plans};
 use crate::draw;
-use crate::kv_store::KvShape;
 use crate::plan::{BatchRows, all_spans, indices, output_spans};
 use crate::rope::Rotations;
+use crate::state_inputs::{StateInputs, TapSlots};
 
 /// The inputs of a step.
 #[derive(Debug)]
@@ -24,7 +25,12 @@ pub(crate) struct StepInputs {
     /// The rows whose keys and values are written, and their slots in the KV store in u32; `None`
     /// if none are written.
     pub(crate) written: Option<(Selection, Tensor)>,
-    pub(crate) attention: Prepared,
+    pub(crate) attention: Plans,
+    /// For each tap of the convolutions in the KV store, the oldest position first, the positions
+    /// that it reads; empty if the model has no such convolutions.
+    pub(crate) taps: Vec<TapSlots>,
+    /// The inputs of recurrent layers, if the model has any.
+    pub(crate) states: Option<StateInputs>,
     /// `None` if no row is returned.
     pub(crate) outputs: Option<OutputInputs>,
 }
@@ -34,7 +40,7 @@ pub(crate) struct StepInputs {
 pub(crate) struct OutputInputs {
     /// The indices of these rows, and the attention of their queries; `None` if all rows are
     /// returned.
-    pub(crate) rows: Option<(Tensor, Prepared)>,
+    pub(crate) rows: Option<(Tensor, Plans)>,
     /// The rows, among those that are returned, whose hidden states are returned; `None` if there
     /// are none.
     pub(crate) hidden: Option<Selection>,
@@ -57,10 +63,10 @@ impl StepInputs {
     /// Uploads the inputs of `batch`, whose plan is `plan`. `rotations` has at least
     /// `plan.position_count()` positions.
     pub(crate) fn new(
-        batch: &StepBatch,
-        plan: &BatchRows,
+        config: &DecoderConfig,
+        (batch, plan): (&StepBatch, &BatchRows),
         rotations: Vec<Rotations>,
-        (attention, shape, padding): (Attention, &KvShape, Padding),
+        (attentions, block_size, padding): (&Attentions, usize, Padding),
         device: &Device,
     ) -> Result<Self> {
         let rows = plan.positions.len();
@@ -71,7 +77,7 @@ impl StepInputs {
                     Selection::All => None,
                     Selection::Rows(rows) => {
                         let spans = output_spans(batch);
-                        Some((rows, attention.prepare(&spans, shape, padding, device)?))
+                        Some((rows, attentions.prepare(&spans, block_size, padding, device)?))
                     }
                 },
                 hidden: Selection::some(&plan.hidden_rows, outputs.len(), device)?,
@@ -94,7 +100,15 @@ impl StepInputs {
                 None => None,
                 Some(rows) => Some((rows, indices(&plan.slots, device)?)),
             },
-            attention: attention.prepare(&all_spans(batch), shape, padding, device)?,
+            taps: match config.convolution() {
+                Some(convolution) => TapSlots::new(batch, convolution.taps, block_size, device)?,
+                None => Vec::new(),
+            },
+            states: match config.recurrent_shape() {
+                Some(shape) => Some(StateInputs::new(batch, shape.taps, device)?),
+                None => None,
+            },
+            attention: attentions.prepare(&all_spans(batch), block_size, padding, device)?,
             outputs,
         })
     }
@@ -120,7 +134,7 @@ impl StepInputs {
 
 impl Selection {
     /// Selects the rows `rows` of a tensor of `count` rows.
-    fn new(rows: &[u32], count: usize, device: &Device) -> Result<Self> {
+    pub(crate) fn new(rows: &[u32], count: usize, device: &Device) -> Result<Self> {
         if rows.iter().copied().eq(0..count as u32) {
             return Ok(Self::All);
         }

@@ -1,95 +1,62 @@
-//! The weights of one layer, and the computations on single rows: everything but attention.
+//! One layer: its mixers, its MLP, and the norms between them.
 
-use candle_core::{DType, Result, Tensor};
-use stolon_checkpoint::config::{
-    AttentionWeights, FeedForwardWeights, LayerWeights, MixerWeights, MlpInputs, MlpWeights,
-    NormWeights, NormsConfig, QkvWeights, TensorSpec,
-};
-use stolon_checkpoint::{DecoderConfig, GateFunction};
+use candle_core::{Result, Tensor};
+use stolon_checkpoint::DecoderConfig;
+use stolon_checkpoint::config::{LayerWeights, NormPlacement};
 
 use crate::OpenError;
-use crate::experts::Experts;
-use crate::gate::gate;
-use crate::linear::Linear;
+use crate::feed_forward::FeedForward;
 use crate::loader::Loader;
-use crate::rope::Rotations;
-use crate::supported::{Supported, refused};
+use crate::mixer::{Mixer, Projected};
+use crate::norm::Norm;
+use crate::pass::Pass;
+use crate::per_layer::PerLayer;
 
-/// An RMS norm.
-#[derive(Debug)]
-pub(crate) struct Norm {
-    /// The factor of each element, in f32, with the configuration's offset added.
-    weight: Tensor,
-    eps: f32,
-}
-
-impl Norm {
-    pub(crate) fn load(
-        spec: &NormWeights,
-        loader: &mut Loader,
-    ) -> std::result::Result<Self, OpenError> {
-        // Models with norms of other kinds, which may have biases, are refused with the
-        // configuration.
-        let NormWeights { kind: _, eps, offset, weight, bias: _ } = spec;
-        Ok(Self { weight: loader.vector(weight, *offset)?, eps: *eps })
-    }
-
-    /// The norm of queries or keys with the weights `spec`, if there is one.
-    fn of_heads(
-        config: &DecoderConfig,
-        spec: Option<&TensorSpec>,
-        loader: &mut Loader,
-    ) -> std::result::Result<Option<Self>, OpenError> {
-        let NormsConfig { eps, offset, .. } = config.norms;
-        let weight = spec.map(|spec| loader.vector(spec, offset)).transpose()?;
-        Ok(weight.map(|weight| Self { weight, eps }))
-    }
-
-    /// Normalizes the last dimension of `x`.
-    pub(crate) fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        candle_nn::ops::rms_norm(&x.contiguous()?, &self.weight, self.eps)
-    }
-}
-
-/// The weights of one layer: the fields of [`LayerWeights`], which describes them.
+/// The weights of one layer: the fields of [`LayerWeights`], which describes them, and `parallel`.
 #[derive(Debug)]
 pub(crate) struct Layer {
     attention_input_norm: Option<Norm>,
-    /// The projections to queries, keys and values, concatenated along the output features.
-    qkv: Linear,
-    q_norm: Option<Norm>,
-    k_norm: Option<Norm>,
-    pub(crate) sinks: Option<Tensor>,
-    output: Linear,
+    mixers: Vec<Mixer>,
     attention_output_norm: Option<Norm>,
     mlp_input_norm: Option<Norm>,
-    mlp: Mlp,
+    mlp: Option<FeedForward>,
     mlp_output_norm: Option<Norm>,
+    per_layer: Option<PerLayer>,
+    /// Factor by which the layer's output is multiplied; `None` for 1.
+    scale: Option<f32>,
+    /// Whether attention and the MLP have the same input.
+    parallel: bool,
 }
 
-/// The inputs of attention for the rows of a step.
+/// A layer's computation after its mixers have kept what later positions need.
 #[derive(Debug)]
-pub(crate) struct Projected {
-    /// `[rows, num_heads, head_dim]` in f32.
-    pub(crate) queries: Tensor,
-    /// `[rows, num_kv_heads * head_dim]` in f32.
-    pub(crate) keys: Tensor,
-    /// Like `keys`, but in the type of the product, and possibly a view of a larger tensor.
-    pub(crate) values: Tensor,
+pub(crate) struct Begun {
+    /// The residual stream before the layer, `[rows, hidden_size]`.
+    x: Tensor,
+    /// The normalized input of the layer, if the MLP reads it, too.
+    normed: Option<Tensor>,
+    projected: Vec<Projected>,
 }
 
-/// The second half of a layer, after attention.
-#[derive(Debug)]
-enum Mlp {
-    Dense(GatedMlp),
-    Experts(Box<Experts>),
+impl Begun {
+    /// The same for the rows `rows` only.
+    pub(crate) fn select(self, rows: &Tensor) -> Result<Self> {
+        let projected = self.projected.into_iter().map(|projected| projected.select(rows));
+        Ok(Self {
+            x: self.x.index_select(rows, 0)?,
+            normed: self.normed.map(|normed| normed.index_select(rows, 0)).transpose()?,
+            projected: projected.collect::<Result<_>>()?,
+        })
+    }
 }
 
 impl Layer {
-    /// Loads the tensors that `spec` describes.
+    /// Loads the tensors that `spec` describes. For each mixer of the layer, `kept` has its index
+    /// among the mixers of its kind in the KV store or in the states.
     pub(crate) fn load(
         config: &DecoderConfig,
         spec: &LayerWeights,
+        kept: &[usize],
         loader: &mut Loader,
     ) -> std::result::Result<Self, OpenError> {
         let LayerWeights {
@@ -99,161 +66,82 @@ impl Layer {
             mlp_input_norm,
             mlp,
             mlp_output_norm,
-            // Models that have these are refused with the configuration.
-            per_layer: _,
-            scale: _,
+            per_layer,
+            scale,
         } = spec;
-        let [MixerWeights::Attention(attention)] = &mixers[..] else {
-            return Err(refused(config));
-        };
-        let AttentionWeights {
-            config: _,
-            qkv,
-            q_norm,
-            k_norm,
-            sinks,
-            // Not supported.
-            selective: _,
-            gate: _,
-            output,
-        } = attention;
-        let q_norm = Norm::of_heads(config, q_norm.as_ref(), loader)?;
-        let k_norm = Norm::of_heads(config, k_norm.as_ref(), loader)?;
-        let mut norm =
-            |spec: Option<&NormWeights>| spec.map(|spec| Norm::load(spec, loader)).transpose();
-        let QkvWeights { name: _, query, key: Some(key), value: Some(value) } = qkv else {
-            return Err(refused(config));
-        };
+        let scale = scale.as_ref().map(|scale| loader.weights.floats(scale)).transpose()?;
+        let mixers = mixers.iter().zip(kept);
         Ok(Self {
-            attention_input_norm: norm(attention_input_norm.as_ref())?,
-            attention_output_norm: norm(attention_output_norm.as_ref())?,
-            mlp_input_norm: norm(mlp_input_norm.as_ref())?,
-            mlp_output_norm: norm(mlp_output_norm.as_ref())?,
-            q_norm,
-            k_norm,
-            qkv: loader.stacked(&[query, key, value].map(Clone::clone))?,
-            sinks: sinks.as_ref().map(|sinks| loader.vector(sinks, 0.0)).transpose()?,
-            output: loader.linear(output)?,
-            mlp: match mlp {
-                Some(FeedForwardWeights::Dense(mlp)) => {
-                    Mlp::Dense(GatedMlp::load(config, mlp, loader)?)
-                }
-                Some(FeedForwardWeights::Experts(experts)) => {
-                    Mlp::Experts(Box::new(Experts::load(config, experts, loader)?))
-                }
-                Some(FeedForwardWeights::DenseAndExperts(_)) | None => return Err(refused(config)),
-            },
+            attention_input_norm: Norm::optional(attention_input_norm.as_ref(), loader)?,
+            mixers: mixers
+                .map(|(mixer, kept)| Mixer::load(config, mixer, *kept, loader))
+                .collect::<std::result::Result<_, _>>()?,
+            attention_output_norm: Norm::optional(attention_output_norm.as_ref(), loader)?,
+            mlp_input_norm: Norm::optional(mlp_input_norm.as_ref(), loader)?,
+            mlp: mlp.as_ref().map(|mlp| FeedForward::load(config, mlp, loader)).transpose()?,
+            mlp_output_norm: Norm::optional(mlp_output_norm.as_ref(), loader)?,
+            per_layer: per_layer.as_ref().map(|own| PerLayer::load(own, loader)).transpose()?,
+            scale: scale.map(|factor| factor[0]),
+            parallel: config.norms.placement == NormPlacement::Parallel,
         })
     }
 
-    /// Queries, keys and values of the rows of the residual stream `x`.
-    pub(crate) fn project(
-        &self,
-        supported: &Supported,
-        x: &Tensor,
-        rotation: Option<&Rotations>,
-    ) -> Result<Projected> {
-        let normed = self
-            .attention_input_norm
-            .as_ref()
-            .map_or_else(|| Ok(x.clone()), |norm| norm.apply(x))?;
-        let qkv = self.qkv.tiled(&normed)?;
-        let Supported { heads: queries, kv_heads: keys, head_dim, norms_positions, .. } =
-            *supported;
-        let columns =
-            |first: usize, heads: usize| qkv.narrow(1, first * head_dim, heads * head_dim);
-        let rotated = |first: usize, count: usize, norm: Option<&Norm>| {
-            let norm = norm.map(|norm| (norm, norms_positions));
-            heads(columns(first, count)?.to_dtype(DType::F32)?, [count, head_dim], norm, rotation)
-        };
-        Ok(Projected {
-            queries: rotated(0, queries, self.q_norm.as_ref())?,
-            keys: rotated(queries, keys, self.k_norm.as_ref())?.flatten_from(1)?,
-            values: columns(queries + keys, keys)?,
-        })
-    }
-
-    /// Adds the projection of attention's output, `[rows, num_heads * head_dim]`, to `x`.
-    pub(crate) fn add_attention(
-        &self,
-        config: &DecoderConfig,
-        x: &Tensor,
-        attended: &Tensor,
-    ) -> Result<Tensor> {
-        add(config, x, self.output.forward(attended)?, self.attention_output_norm.as_ref())
-    }
-
-    /// Adds the output of the MLP or the experts to the rows of `x`.
-    pub(crate) fn add_mlp(&self, config: &DecoderConfig, x: &Tensor) -> Result<Tensor> {
-        let normed = match &self.mlp_input_norm {
-            Some(norm) => norm.apply(x)?,
+    /// Computes the projections of the residual stream `x`, `[rows, hidden_size]`. The results that
+    /// later positions need are written to the KV store or the states.
+    pub(crate) fn begin(&self, x: Tensor, pass: &mut Pass<'_>) -> Result<Begun> {
+        let normed = match &self.attention_input_norm {
+            Some(norm) => norm.apply(&x)?,
             None => x.clone(),
         };
-        match &self.mlp {
-            Mlp::Dense(mlp) => add(config, x, mlp.forward(&normed)?, self.mlp_output_norm.as_ref()),
-            Mlp::Experts(experts) => experts.add(x, &normed),
+        let projected = self.mixers.iter().map(|mixer| mixer.project(&normed, pass));
+        let projected = projected.collect::<Result<_>>()?;
+        Ok(Begun { x, normed: self.parallel.then_some(normed), projected })
+    }
+
+    /// Computes the rest of the layer. `per_layer` are the layer's per-layer embeddings, `[rows,
+    /// width]`, if the model has them. Returns the residual stream after the layer.
+    pub(crate) fn finish(
+        &self,
+        config: &DecoderConfig,
+        begun: Begun,
+        per_layer: Option<&Tensor>,
+        pass: &Pass<'_>,
+    ) -> Result<Tensor> {
+        let Begun { mut x, normed, projected } = begun;
+        for (mixer, projected) in self.mixers.iter().zip(projected) {
+            let output = mixer.finish(projected, pass)?;
+            let norm = self.attention_output_norm.as_ref();
+            x = add(config, &x, output, (norm, mixer.output_factor()))?;
+        }
+        if let Some(mlp) = &self.mlp {
+            let normed = match (&self.mlp_input_norm, normed) {
+                (Some(norm), _) => norm.apply(&x)?,
+                (None, Some(normed)) => normed,
+                (None, None) => x.clone(),
+            };
+            x = mlp.add(config, &x, &normed, self.mlp_output_norm.as_ref())?;
+        }
+        if let (Some(own), Some(values)) = (&self.per_layer, per_layer) {
+            x = own.add(&x, values)?;
+        }
+        match self.scale {
+            Some(factor) => x.affine(f64::from(factor), 0.0),
+            None => Ok(x),
         }
     }
 }
 
-/// Divides rows into heads, normalizes and rotates them. `norm` is the norm, and whether it
-/// normalizes all heads of a row together instead of each head.
-fn heads(
-    x: Tensor,
-    [count, head_dim]: [usize; 2],
-    norm: Option<(&Norm, bool)>,
-    rotation: Option<&Rotations>,
+/// Adds the output of a mixer or an MLP to the residual stream `x`: normalized, if there is a norm,
+/// and multiplied by the output's own factor and the configuration's.
+pub(crate) fn add(
+    config: &DecoderConfig,
+    x: &Tensor,
+    output: Tensor,
+    (norm, factor): (Option<&Norm>, f32),
 ) -> Result<Tensor> {
-    let split = |x: &Tensor| x.reshape((x.dim(0)?, count, head_dim));
-    let x = match norm {
-        Some((norm, true)) => split(&norm.apply(&x)?)?,
-        Some((norm, false)) => norm.apply(&split(&x)?)?,
-        None => split(&x)?,
-    };
-    rotation.map_or(Ok(x.clone()), |rotation| rotation.apply(&x))
-}
-
-/// Adds the output of attention or the MLP to the residual stream.
-fn add(config: &DecoderConfig, x: &Tensor, output: Tensor, norm: Option<&Norm>) -> Result<Tensor> {
     let output = norm.map_or(Ok(output.clone()), |norm| norm.apply(&output))?;
-    match config.residual_scale {
-        Some(scale) => x + output.affine(f64::from(scale), 0.0)?,
-        None => x + output,
-    }
-}
-
-/// An MLP with a gate: `down(activation(gate(x)) * up(x))`.
-#[derive(Debug)]
-pub(crate) struct GatedMlp {
-    /// The matrices of `gate` and `up`, concatenated along the output features.
-    gate_up: Linear,
-    down: Linear,
-    /// The function of the gate.
-    function: GateFunction,
-}
-
-impl GatedMlp {
-    /// Loads an MLP.
-    pub(crate) fn load(
-        config: &DecoderConfig,
-        spec: &MlpWeights,
-        loader: &mut Loader,
-    ) -> std::result::Result<Self, OpenError> {
-        // Models with output factors are refused with the configuration.
-        let MlpWeights { inputs, down, output_factor: _ } = spec;
-        let MlpInputs::Gated(gate_up, gate) = inputs else { return Err(refused(config)) };
-        Ok(Self {
-            gate_up: loader.stacked(&gate_up.parts)?,
-            down: loader.linear(down)?,
-            function: gate.function,
-        })
-    }
-
-    /// Computes the MLP of `x`, `[rows, hidden_size]`. Returns `[rows, hidden_size]` in f32.
-    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        // The rows are padded to whole tiles once, for both products.
-        let tiles = self.down.tile().fill(x)?;
-        let inner = gate(&self.gate_up.tiles(&tiles)?, self.function)?;
-        self.down.tiles(&inner)?.narrow(0, 0, x.dim(0)?)?.to_dtype(DType::F32)
+    match config.residual_scale.unwrap_or(1.0) * factor {
+        1.0 => x + output,
+        scale => x + output.affine(f64::from(scale), 0.0)?,
     }
 }

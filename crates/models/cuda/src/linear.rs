@@ -77,6 +77,20 @@ impl Linear {
         self.tile
     }
 
+    /// Number of output features.
+    pub(crate) fn out_features(&self) -> usize {
+        self.kinds().iter().map(|kind| kind.rows).sum()
+    }
+
+    /// Adds `values`, `[out]` in f32, to the bias.
+    pub(crate) fn add_bias(&mut self, values: Tensor) -> Result<()> {
+        self.bias = Some(match &self.bias {
+            Some(bias) => (bias + values)?,
+            None => values,
+        });
+        Ok(())
+    }
+
     /// The shapes and types of the matrices, which decide the kernels of the products.
     pub(crate) fn kinds(&self) -> Vec<Kind> {
         self.matrices.iter().map(Matrix::kind).collect()
@@ -149,6 +163,35 @@ impl Linear {
             Some(bias) => product.to_dtype(DType::F32)?.broadcast_add(bias),
             None => Ok(product),
         }
+    }
+}
+
+/// A matrix for each head, `[heads, out, in]` in the compute type.
+#[derive(Debug)]
+pub(crate) struct HeadLinear {
+    matrices: Tensor,
+    tile: RowTile,
+}
+
+impl HeadLinear {
+    pub(crate) fn new(matrices: Tensor, tile: RowTile) -> Self {
+        Self { matrices, tile }
+    }
+
+    /// Multiplies the rows of each head, `[rows, heads, in]`, with the head's matrix, and returns
+    /// `[rows, heads, out]` in f32. All heads of a tile of rows are one product.
+    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let count = x.dim(0)?;
+        let x = self.tile.fill(&x.to_dtype(self.matrices.dtype())?)?;
+        let matrices = self.matrices.transpose(1, 2)?;
+        let rows = x.dim(0)?;
+        let tile = self.tile.0.unwrap_or(rows);
+        let products = (0..rows).step_by(tile.max(1)).map(|first| {
+            let x = x.narrow(0, first, tile)?.transpose(0, 1)?.contiguous()?;
+            x.matmul(&matrices)?.transpose(0, 1)?.contiguous()
+        });
+        let product = Tensor::cat(&products.collect::<Result<Vec<_>>>()?, 0)?;
+        product.narrow(0, 0, count)?.to_dtype(DType::F32)?.contiguous()
     }
 }
 

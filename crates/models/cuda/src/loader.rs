@@ -10,7 +10,7 @@ use stolon_checkpoint::config::{LinearWeights, TensorSpec};
 use stolon_checkpoint::{TensorType, Weights};
 
 use crate::OpenError;
-use crate::linear::{Kind, Linear, Matrix, RowTile};
+use crate::linear::{HeadLinear, Kind, Linear, Matrix, RowTile};
 
 /// Loads tensors by their descriptions.
 #[derive(Debug)]
@@ -65,11 +65,37 @@ impl Loader {
         Ok(linear.with_larger(larger))
     }
 
-    /// Loads the output matrix.
-    pub(crate) fn head(&mut self, spec: &TensorSpec) -> Result<Linear, OpenError> {
+    /// Loads projections with the same input, without biases, as one matrix in f32: small matrices
+    /// whose errors would matter more than errors of other matrices.
+    pub(crate) fn exact(&mut self, parts: &[LinearWeights]) -> Result<Linear, OpenError> {
+        let mut matrices = Vec::with_capacity(parts.len());
+        for LinearWeights { weight, bias: _ } in parts {
+            matrices.push(self.dense_in(weight, DType::F32)?);
+            self.weights.remove(&weight.name);
+        }
+        Ok(Linear::new(vec![Matrix::Dense(Tensor::cat(&matrices, 0)?)], None, self.tile))
+    }
+
+    /// Loads the matrices of the heads of a layer, which all have the same shape.
+    pub(crate) fn of_heads(&mut self, specs: &[TensorSpec]) -> Result<HeadLinear, OpenError> {
+        let mut matrices = Vec::with_capacity(specs.len());
+        for spec in specs {
+            matrices.push(self.dense(spec)?);
+            self.weights.remove(&spec.name);
+        }
+        Ok(HeadLinear::new(Tensor::stack(&matrices, 0)?, self.tile))
+    }
+
+    /// Loads the output matrix and its bias.
+    pub(crate) fn head(
+        &mut self,
+        spec: &TensorSpec,
+        bias: Option<&TensorSpec>,
+    ) -> Result<Linear, OpenError> {
         let matrix = self.matrix(&[spec])?;
         self.weights.remove(&spec.name);
-        Ok(Linear::new(vec![matrix], None, self.tile))
+        let bias = bias.map(|bias| self.vector(bias, 0.0)).transpose()?;
+        Ok(Linear::new(vec![matrix], bias, self.tile))
     }
 
     /// The output matrix of a model whose output matrix is its embedding. `embedding` is the same
@@ -116,6 +142,11 @@ impl Loader {
 
     /// Loads a matrix of any type and converts it to the compute type.
     pub(crate) fn dense(&self, spec: &TensorSpec) -> Result<Tensor, OpenError> {
+        self.dense_in(spec, self.dtype)
+    }
+
+    /// Loads a matrix of any type and converts it to the type `dtype`.
+    fn dense_in(&self, spec: &TensorSpec, dtype: DType) -> Result<Tensor, OpenError> {
         let shape = spec.shape.as_slice();
         let tensor = self.weights.tensor(&spec.name, shape)?;
         let stored = match tensor.dtype {
@@ -133,7 +164,7 @@ impl Loader {
             }
         };
         self.weights.release(&tensor.bytes);
-        Ok(loaded.to_dtype(self.dtype)?)
+        Ok(loaded.to_dtype(dtype)?)
     }
 
     /// Loads a norm or a bias in f32 and adds `offset` to each element.

@@ -1,12 +1,12 @@
 //! The memory of a device, and how much of it the KV store gets.
 
 use candle_core::{Device, Result};
-use stolon_checkpoint::config::{TensorRole, TensorSpec};
+use stolon_checkpoint::config::{MixerConfig, RecurrentShape, TensorRole, TensorSpec};
 use stolon_checkpoint::kv::{default_kv_budget, kv_capacity};
 use stolon_checkpoint::memory::free_memory;
 use stolon_checkpoint::{DecoderConfig, KvBudget, ModelError, TensorType, Weights};
 
-use crate::kv_store::KvShape;
+use crate::kv_store::StoreShape;
 use crate::linear::RowTile;
 use crate::loader::device_bytes;
 use crate::{CandleOptions, OpenError};
@@ -91,6 +91,24 @@ pub(crate) fn check_weights(
     }
 }
 
+/// Checks that the states of all slots, of `bytes` bytes together, fit in the device's free memory,
+/// before they are reserved.
+///
+/// # Errors
+/// [`ModelError::OutOfMemory`].
+pub(crate) fn check_states(
+    memory: Option<DeviceMemory>,
+    bytes: u64,
+) -> std::result::Result<(), ModelError> {
+    match memory {
+        Some(DeviceMemory { free, .. }) if bytes > free => {
+            let what = "the recurrent states".to_owned();
+            Err(ModelError::OutOfMemory { what, expected: bytes, free })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Size in bytes of all weights on the device, where dense matrices have `width` bytes per element.
 fn weight_bytes(config: &DecoderConfig, weights: &Weights, width: usize) -> u64 {
     let bytes = |spec: &TensorSpec| {
@@ -115,9 +133,8 @@ fn weight_bytes(config: &DecoderConfig, weights: &Weights, width: usize) -> u64 
 /// An upper estimate of the memory in bytes that a step needs in addition to the weights. It counts
 /// the largest set of tensors that exist at the same time in a layer or at the output.
 pub(crate) fn step_bytes(config: &DecoderConfig, options: &CandleOptions, tile: RowTile) -> u64 {
-    let heads = config
-        .attention()
-        .map_or(0, |attention| (attention.heads + 2 * attention.kv_heads) * attention.head_dim);
+    let heads = config.layers.iter().map(|layer| layer.mixers.iter().map(inner_width).sum());
+    let heads: usize = heads.max().unwrap_or(0);
     let widths = config.layers.iter().filter_map(|layer| layer.mlp.as_ref()?.dense());
     let inner = match config.experts() {
         Some(experts) => experts.width * experts.per_token + experts.shared_width.unwrap_or(0),
@@ -131,6 +148,23 @@ pub(crate) fn step_bytes(config: &DecoderConfig, options: &CandleOptions, tile: 
     // The logits, and the temporary tensors that are computed from them to find the largest one.
     let logits = 4 * config.vocab_size as u64 * options.step_sequences.max(128) as u64;
     4 * per_row.saturating_mul(options.step_tokens as u64).saturating_add(mlp).max(logits)
+}
+
+/// Number of values that a mixer computes for each row between its projections.
+fn inner_width(mixer: &MixerConfig) -> usize {
+    let of_recurrence =
+        |shape: RecurrentShape| 2 * shape.channels + shape.factor_width() + 2 * shape.value_width();
+    match mixer {
+        MixerConfig::Attention(attention) => {
+            (attention.heads + 2 * attention.kv_heads) * attention.head_dim
+        }
+        MixerConfig::Latent(latent) => {
+            latent.heads * (latent.sizes.query_dim() + 2 * latent.sizes.kept_dim())
+        }
+        MixerConfig::Convolution(_) => 0,
+        MixerConfig::DeltaNet(delta_net) => of_recurrence(delta_net.shape()),
+        MixerConfig::Mamba2(mamba2) => of_recurrence(mamba2.shape()),
+    }
 }
 
 /// Converts the error of a dry run: to `OutOfMemory` if the step probably does not fit in the
@@ -159,7 +193,7 @@ pub(crate) fn explain(
 pub(crate) fn block_count(
     memory: Option<DeviceMemory>,
     device: &Device,
-    shape: &KvShape,
+    shape: &StoreShape,
     options: &CandleOptions,
     step_bytes: u64,
 ) -> std::result::Result<usize, ModelError> {
@@ -179,7 +213,7 @@ pub(crate) fn block_count(
         (budget, _) => budget.block_count(block_bytes)?,
     };
     // Slots are 32-bit.
-    let count = count.min(u32::MAX as usize / shape.block_size);
+    let count = count.min(u32::MAX as usize / shape.block_size());
     let kv_bytes = (count as u64).saturating_mul(block_bytes as u64);
     let (expected, step) = match device.is_cpu() {
         true => (kv_bytes, String::new()),

@@ -92,6 +92,9 @@ pub struct CandleOptions {
     pub step_tokens: usize,
     /// Number of sequences of a step for whose logits memory is kept free. A step may have more.
     pub step_sequences: usize,
+    /// Maximum number of running sequences of a model with recurrent layers, at least 1. Each
+    /// occupies a slot for its state, and the memory of all slots is reserved.
+    pub state_slots: usize,
     /// Element type of matrix products. `None` selects f32 on the CPU and for f32 weights, f16 for
     /// f16 weights, and bf16 for all others.
     pub compute_type: Option<ComputeType>,
@@ -120,6 +123,7 @@ impl Default for CandleOptions {
             memory_utilization: 0.9,
             step_tokens: 2048,
             step_sequences: 256,
+            state_slots: 64,
             compute_type: None,
             kv_type: None,
             batch_invariant: true,
@@ -140,6 +144,10 @@ impl CandleOptions {
         if !(self.memory_utilization > 0.0 && self.memory_utilization <= 1.0) {
             let got = self.memory_utilization.to_string();
             return invalid("GPU memory utilization", "a number above 0 and up to 1", got);
+        }
+        if !(1..=u32::MAX as usize).contains(&self.state_slots) {
+            let expected = format!("1 to {}", u32::MAX);
+            return invalid("state slots", &expected, self.state_slots.to_string());
         }
         if let Some(kv_type) = self.kv_type.filter(|kv_type| kv_type.without_scales() != *kv_type) {
             let got = format!("`{kv_type}`");

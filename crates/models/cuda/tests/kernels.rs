@@ -7,5 +7,6 @@ mod kernels {
     mod gate;
     mod host;
     mod kv_write;
+    mod recurrence;
     mod split_attention;
 }

@@ -51,7 +51,7 @@ fn generate<T: Target>(target: &T, subject: &Subject, setup: &Setup) -> anyhow::
     for done in 0..STEPS {
         let running = 0..SEQUENCES - done / 2;
         let parts = running.map(|i| part(i, context(i) + done, context(i) + done + 1));
-        let mut batch = batch(&parts.collect::<Vec<_>>());
+        let mut batch = batch(backend.spec(), &parts.collect::<Vec<_>>());
         for slice in &mut batch.sequences {
             slice.logit_rows = LogitRows::Drawn(Draw::GREEDY);
         }

@@ -108,7 +108,7 @@ pub(super) struct Run {
     /// Number of graphs.
     pub(super) captured_graphs: usize,
     /// How attention was computed: `flash`, `split-KV` or `gather`, perhaps with split-KV decoding.
-    pub(super) attention: &'static str,
+    pub(super) attention: String,
     /// Memory of the largest step besides weights and KV store: estimated, and measured on CUDA.
     pub(super) step_memory_estimated_bytes: u64,
     pub(super) step_memory_measured_bytes: Option<u64>,

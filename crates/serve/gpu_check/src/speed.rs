@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use stolon::backend::{Draw, LogitRows, SequenceSlice, StepBatch};
+use stolon::backend::{Draw, LogitRows, SequenceSlice, SliceState, StepBatch};
 use stolon::{Backend, KvBudget};
 use stolon_checkpoint::{DecoderConfig, ModelError, Weights};
 use stolon_cuda::{CandleBackend, CandleOptions, ComputeType, DeviceChoice, OpenError};
@@ -160,7 +160,7 @@ pub(super) fn steps(
     let mut run = Run {
         batch_invariant: setup.batch_invariant,
         cuda_graphs: setup.cuda_graphs,
-        attention: backend.attention(),
+        attention: backend.attention().to_owned(),
         step_memory_estimated_bytes: memory.estimated_bytes,
         step_memory_measured_bytes: memory.measured_bytes,
         ..Run::default()
@@ -170,7 +170,7 @@ pub(super) fn steps(
     for &tokens in prefills {
         let batch = StepBatch {
             tokens: random.tokens(tokens, config.vocab_size),
-            sequences: vec![slice(tokens, 0, 0, LogitRows::Last)],
+            sequences: vec![slice(tokens, 0, 0, (LogitRows::Last, slot(&backend, 0)))],
         };
         let what = format!("prefill of {tokens} tokens");
         let Some(seconds) = measure(&mut backend, &batch, until, &what, speed)? else { continue };
@@ -189,7 +189,10 @@ pub(super) fn steps(
         let step = StepBatch {
             tokens: random.tokens(batch, config.vocab_size),
             sequences: (0..batch)
-                .map(|index| slice(1, context - 1, index * blocks(context), decoded))
+                .map(|index| {
+                    let rows = (decoded, slot(&backend, index));
+                    slice(1, context - 1, index * blocks(context), rows)
+                })
                 .collect(),
         };
         let what = format!("decode of {batch} sequences of {context} tokens");
@@ -227,14 +230,25 @@ pub(super) fn blocks(positions: usize) -> usize {
     positions.div_ceil(BLOCK_SIZE)
 }
 
+/// The slot with this number, if the model has recurrent states.
+fn slot(backend: &impl Backend, index: usize) -> Option<SliceState> {
+    backend.spec().state.map(|_| SliceState::in_slot(index as u32))
+}
+
 /// The last `count` positions of a sequence, after `start` earlier ones.
-fn slice(count: usize, start: usize, first_block: usize, logit_rows: LogitRows) -> SequenceSlice {
+fn slice(
+    count: usize,
+    start: usize,
+    first_block: usize,
+    (logit_rows, state): (LogitRows, Option<SliceState>),
+) -> SequenceSlice {
     SequenceSlice {
         token_count: count,
         start,
         write_from: start,
         block_table: table(first_block, start + count, BLOCK_SIZE),
         logit_rows,
+        state,
         ..SequenceSlice::default()
     }
 }

@@ -2,7 +2,9 @@
 
 use anyhow::ensure;
 use stolon::Backend;
-use stolon::backend::{BlockId, Draw, LogitRows, SequenceSlice, StepBatch};
+use stolon::backend::{
+    BackendSpec, BlockId, Draw, LogitRows, SequenceSlice, SliceState, StateCheckpoint, StepBatch,
+};
 
 /// Positions `from..to` of a sequence. All get logits.
 #[derive(Clone, Copy, Debug)]
@@ -14,12 +16,56 @@ pub(super) struct Part<'a> {
     /// Keys and values of earlier positions are not written.
     pub(super) write_from: usize,
     pub(super) table: &'a [BlockId],
+    /// The checkpoint from which the sequence resumes. This and the next field have an effect only
+    /// for models with recurrent states.
+    pub(super) resume: Option<usize>,
+    /// A checkpoint that is written, and the number of positions that it covers.
+    pub(super) checkpoint: Option<(usize, usize)>,
 }
 
 impl<'a> Part<'a> {
     /// A part whose positions are all written.
     pub(super) fn new(tokens: &'a [u32], from: usize, to: usize, table: &'a [BlockId]) -> Self {
-        Self { tokens, from, to, write_from: from, table }
+        Self { tokens, from, to, write_from: from, table, resume: None, checkpoint: None }
+    }
+
+    /// The same part, which resumes from checkpoint `index`.
+    pub(super) fn resuming(self, index: usize) -> Self {
+        Self { resume: Some(index), ..self }
+    }
+
+    /// The same part, which writes checkpoint `index` after the first `len` positions.
+    pub(super) fn writing(self, index: usize, len: usize) -> Self {
+        Self { checkpoint: Some((index, len)), ..self }
+    }
+
+    /// The recurrent state of the sequence, in the slot with the number of its first block.
+    fn state(&self, spec: &BackendSpec) -> Option<SliceState> {
+        spec.state?;
+        let checkpoints = self.checkpoint.iter();
+        let checkpoints = checkpoints
+            .map(|&(index, len)| StateCheckpoint { len, blocks: checkpoint_blocks(spec, index) });
+        Some(SliceState {
+            slot: self.table.first().map_or(0, |block| block.0),
+            resume: self.resume.map(|index| checkpoint_blocks(spec, index)),
+            checkpoints: checkpoints.collect(),
+            proposed: 0,
+        })
+    }
+}
+
+/// The blocks of checkpoint `index`, counted from the end of the KV store.
+fn checkpoint_blocks(spec: &BackendSpec, index: usize) -> Vec<BlockId> {
+    let count = spec.checkpoint_blocks();
+    let end = spec.block_count.saturating_sub(index * count);
+    (end.saturating_sub(count)..end).map(|block| BlockId(block as u32)).collect()
+}
+
+impl Part<'_> {
+    /// The last position of a sequence whose prefix is cached. It is computed, but not written. The
+    /// sequence resumes from checkpoint `index`.
+    pub(super) fn cached(self, index: usize) -> Self {
+        Self { write_from: self.to, ..self }.resuming(index)
     }
 }
 
@@ -29,13 +75,14 @@ pub(super) fn table(first: usize, positions: usize, block_size: usize) -> Vec<Bl
 }
 
 /// The parts as one batch.
-pub(super) fn batch(parts: &[Part<'_>]) -> StepBatch {
+pub(super) fn batch(spec: &BackendSpec, parts: &[Part<'_>]) -> StepBatch {
     let slice = |part: &Part<'_>| SequenceSlice {
         token_count: part.to - part.from,
         start: part.from,
         write_from: part.write_from,
         block_table: part.table.to_vec(),
         logit_rows: LogitRows::All,
+        state: part.state(spec),
         ..SequenceSlice::default()
     };
     StepBatch {
@@ -49,7 +96,7 @@ pub(super) fn step(
     backend: &mut impl Backend,
     parts: &[Part<'_>],
 ) -> anyhow::Result<Vec<Vec<Vec<f32>>>> {
-    let batch = batch(parts);
+    let batch = batch(backend.spec(), parts);
     let logits = backend.step(&batch)?.logits;
     let vocab_size = backend.spec().vocab_size;
     let expected = batch.tokens.len() * vocab_size;
@@ -59,10 +106,12 @@ pub(super) fn step(
 }
 
 /// Checks that the tokens which the backend draws itself are those that the engine draws from the
-/// whole rows, for the last tokens of all sequences of a batch.
+/// whole rows, for the last tokens of all sequences of a batch. Slices that continue from a state
+/// cannot be computed twice, so they are not checked.
 pub(super) fn check_draws(backend: &mut impl Backend, batch: &StepBatch) -> anyhow::Result<()> {
     let vocab_size = backend.spec().vocab_size;
-    if !backend.spec().draws {
+    let continues = batch.sequences.iter().any(|slice| slice.start > 0 && slice.state.is_some());
+    if !backend.spec().draws || continues {
         return Ok(());
     }
     let mut step = |rows: &dyn Fn(usize) -> LogitRows| {
@@ -99,10 +148,27 @@ pub(super) fn rows(
     chunk: usize,
     table: &[BlockId],
 ) -> anyhow::Result<Vec<Vec<f32>>> {
+    rows_of(backend, Part::new(tokens, start, tokens.len(), table), chunk)
+}
+
+/// The same for the positions of `part`, of which all are written.
+pub(super) fn rows_of(
+    backend: &mut impl Backend,
+    part: Part<'_>,
+    chunk: usize,
+) -> anyhow::Result<Vec<Vec<f32>>> {
     let mut rows = Vec::new();
-    for from in (start..tokens.len()).step_by(chunk) {
-        let to = tokens.len().min(from + chunk);
-        rows.extend(step(backend, &[Part::new(tokens, from, to, table)])?.remove(0));
+    for from in (part.from..part.to).step_by(chunk) {
+        let to = part.to.min(from + chunk);
+        let own = Part {
+            from,
+            to,
+            write_from: from,
+            resume: part.resume.filter(|_| from == part.from),
+            checkpoint: part.checkpoint.filter(|(_, len)| (from + 1..=to).contains(len)),
+            ..part
+        };
+        rows.extend(step(backend, &[own])?.remove(0));
     }
     Ok(rows)
 }

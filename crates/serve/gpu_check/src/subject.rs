@@ -72,12 +72,14 @@ impl Setup {
         Self { device, compute_type, batch_invariant: true, cuda_graphs: false }
     }
 
-    /// Options with a KV store of `blocks` blocks of 32 positions.
+    /// Options with a KV store of `blocks` blocks of 32 positions, and as many slots for recurrent
+    /// states, but not more than 256. With 0 blocks, the caller sets the size of the store.
     pub(super) fn options(&self, blocks: usize) -> CandleOptions {
         CandleOptions {
             device: self.device,
             block_size: BLOCK_SIZE,
             kv_budget: KvBudget::Blocks(blocks),
+            state_slots: if blocks == 0 { SLOTS_MAX } else { blocks.min(SLOTS_MAX) },
             compute_type: self.compute_type,
             batch_invariant: self.batch_invariant,
             cuda_graphs: self.cuda_graphs,
@@ -85,6 +87,9 @@ impl Setup {
         }
     }
 }
+
+/// Maximum number of slots for recurrent states: the most sequences of a measurement.
+const SLOTS_MAX: usize = 256;
 
 /// Positions per KV block: the fewest with which flash attention works.
 pub(super) const BLOCK_SIZE: usize = 32;

@@ -1,8 +1,8 @@
 //! The parts of a decoder's layer: its mixers and its MLP, each with data of its own.
 
 use super::{
-    AttentionConfig, DecoderConfig, DeltaNetConfig, ExpertsConfig, FeedForwardConfig, LatentConfig,
-    Mamba2Config, MlpConfig,
+    AttentionConfig, DecoderConfig, DeltaNetConfig, ExpertsConfig, FeedForwardConfig,
+    KeysAndValues, LatentConfig, Mamba2Config, MlpConfig,
 };
 use crate::error::ModelError;
 
@@ -180,6 +180,30 @@ impl DecoderConfig {
     #[must_use]
     pub fn last_keeping_layer(&self) -> usize {
         self.layers.iter().rposition(LayerConfig::keeps_positions).unwrap_or(0)
+    }
+
+    /// For each mixer of each layer, its index among the mixers that keep the same kind of data: keys
+    /// and values, inputs of convolutions, or states. Attention that reads the keys and values of
+    /// another layer has the index of that layer.
+    #[must_use]
+    pub fn kept_indices(&self) -> Vec<Vec<usize>> {
+        let [mut keys, mut inputs, mut states] = [(); 3].map(|()| 0..);
+        let mut all: Vec<Vec<usize>> = Vec::with_capacity(self.layers.len());
+        for layer in &self.layers {
+            let kept = layer.mixers.iter().filter_map(|mixer| match mixer {
+                MixerConfig::Attention(attention) => match attention.keys_and_values {
+                    // Attention is the first mixer of a layer.
+                    KeysAndValues::OfLayer(source) => all[source].first().copied(),
+                    KeysAndValues::Own | KeysAndValues::OneMatrix => keys.next(),
+                },
+                MixerConfig::Latent(_) => keys.next(),
+                MixerConfig::Convolution(_) => inputs.next(),
+                MixerConfig::DeltaNet(_) | MixerConfig::Mamba2(_) => states.next(),
+            });
+            let kept = kept.collect();
+            all.push(kept);
+        }
+        all
     }
 
     /// Checks all layers, and their relations to each other. `file` is the file's name in error

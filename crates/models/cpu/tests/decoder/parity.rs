@@ -13,7 +13,8 @@ use crate::suite::{parity, run};
 fn every_architecture_matches_transformers() {
     for path in Path::supported() {
         let setup = Setup { path: Some(path), ..Setup::default() };
-        parity::check(path.name(), &fixture::open(setup), |_| true);
+        let coverage = parity::check(path.name(), &fixture::open(setup));
+        assert!(coverage.refused.is_empty(), "{:?}", coverage.refused);
     }
 }
 

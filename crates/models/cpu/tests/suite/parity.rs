@@ -1,27 +1,40 @@
 //! Compares logits and greedy tokens with Hugging Face transformers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use stolon_checkpoint::{Architecture, DecoderConfig};
+use stolon_checkpoint::Architecture;
 
 use super::{Open, Sizes, fixture, run};
 
+/// What a backend computes and refuses.
+#[derive(Debug, Default)]
+pub(crate) struct Coverage {
+    /// The names of the architectures that it computes.
+    pub(crate) computed: BTreeSet<&'static str>,
+    /// The names of the fixtures that it refuses, with its reasons.
+    pub(crate) refused: BTreeMap<String, String>,
+}
+
 /// The logits of every fixture match those of transformers within 0.001 standard deviations, its
-/// greedy tokens are the same, and the fixtures have every architecture. The backend refuses
-/// configurations for which `computes` is false.
-pub(crate) fn check(label: &str, open: &Open<'_>, computes: fn(&DecoderConfig) -> bool) {
+/// greedy tokens are the same, and the fixtures have every architecture. The backend may refuse
+/// models as not supported; these are returned.
+pub(crate) fn check(label: &str, open: &Open<'_>) -> Coverage {
+    let mut coverage = Coverage::default();
     let mut missing: BTreeSet<_> = Architecture::all().map(Architecture::name).collect();
     for name in fixture::names() {
         let model = fixture::model(&name);
-        let architecture = model.config.architecture;
-        missing.remove(architecture.name());
-        if !computes(&model.config) {
-            let error = open(model, Sizes::default()).err().expect("an error");
-            assert!(error.contains("is not supported"), "{name}, {label}: {error}");
-            continue;
-        }
+        let architecture = model.config.architecture.name();
+        missing.remove(architecture);
+        let mut backend = match open(model, Sizes::default()) {
+            Ok(backend) => backend,
+            Err(reason) => {
+                assert!(reason.contains("is not supported"), "{name}, {label}: {reason}");
+                coverage.refused.insert(name, reason);
+                continue;
+            }
+        };
+        coverage.computed.insert(architecture);
         let expected = fixture::expected(&name);
-        let mut backend = open(model, Sizes::default()).expect("a valid model");
         let table = run::table(5, expected.prompt.len(), Sizes::default().block_size);
         let rows = run::rows(&mut *backend, &expected.prompt, 0, usize::MAX / 2, &table);
         assert_eq!(rows.len(), expected.prompt.len());
@@ -36,4 +49,5 @@ pub(crate) fn check(label: &str, open: &Open<'_>, computes: fn(&DecoderConfig) -
         assert_eq!(greedy, expected.greedy, "{name}, {label}");
     }
     assert!(missing.is_empty(), "no fixture has the architectures {missing:?}");
+    coverage
 }

@@ -74,7 +74,8 @@ impl Plan {
 
     /// See [`Prepared::attend`](super::Prepared::attend).
     pub(crate) fn attend(&self, q: &Tensor, args: &AttentionArgs<'_>) -> Result<Tensor> {
-        let AttentionArgs { kv, shape, .. } = *args;
+        let AttentionArgs { kv, .. } = *args;
+        let shape = &kv.shape;
         let blocks = |plane: &Tensor| {
             let dims = (shape.block_count, shape.block_size, shape.kv_heads, shape.head_dim);
             plane.reshape(dims)

@@ -11,7 +11,6 @@
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::AttentionArgs;
-use crate::kv_store::KvShape;
 use crate::plan::{QuerySpan, indices, slot};
 
 /// Number of queries of a tile.
@@ -84,7 +83,7 @@ impl Tile<'_> {
 }
 
 impl Plan {
-    pub(crate) fn new(spans: &[QuerySpan<'_>], shape: &KvShape, device: &Device) -> Result<Self> {
+    pub(crate) fn new(spans: &[QuerySpan<'_>], block_size: usize, device: &Device) -> Result<Self> {
         let mut tiles = Vec::new();
         let mut span_row = 0;
         for &span in spans {
@@ -103,7 +102,7 @@ impl Plan {
                 row_order[row] = (index * QUERY_TILE + query) as u32;
             }
         }
-        let groups = tiles.chunks(GROUP_MAX).map(|tiles| Group::new(tiles, shape, device));
+        let groups = tiles.chunks(GROUP_MAX).map(|tiles| Group::new(tiles, block_size, device));
         Ok(Self { groups: groups.collect::<Result<_>>()?, row_order: indices(&row_order, device)? })
     }
 
@@ -116,7 +115,7 @@ impl Plan {
 }
 
 impl Group {
-    fn new(tiles: &[Tile<'_>], shape: &KvShape, device: &Device) -> Result<Self> {
+    fn new(tiles: &[Tile<'_>], block_size: usize, device: &Device) -> Result<Self> {
         let rows: Vec<u32> = tiles
             .iter()
             .flat_map(|tile| tile.queries().map(|query| (tile.span_row + query) as u32))
@@ -128,7 +127,7 @@ impl Group {
         let context = tiles.iter().map(Tile::context).max().unwrap_or(0);
         let slots = (0..context).step_by(KEY_TILE).map(|start| {
             let slots: Vec<u32> =
-                tiles.iter().flat_map(|tile| tile.slots(start, shape.block_size)).collect();
+                tiles.iter().flat_map(|tile| tile.slots(start, block_size)).collect();
             indices(&slots, device)
         });
         let first = tiles.iter().map(|tile| tile.span.start + tile.first).min().unwrap_or(0);
@@ -143,7 +142,8 @@ impl Group {
 
     /// Returns `[count * QUERY_TILE, heads * head_dim]`.
     fn attend(&self, q: &Tensor, args: &AttentionArgs<'_>) -> Result<Tensor> {
-        let AttentionArgs { kv, shape, .. } = *args;
+        let AttentionArgs { kv, .. } = *args;
+        let shape = &kv.shape;
         let (count, heads, dim) = (self.count, args.heads, shape.head_dim);
         let (kv_heads, per_kv_head) = (shape.kv_heads, heads / shape.kv_heads);
         let device = q.device();

@@ -149,7 +149,8 @@ struct SplitAttention<'a> {
 impl SplitAttention<'_> {
     /// Checks that the operands are contiguous and have the shapes of the plan and the KV store.
     fn check(&self, q: &Layout, keys: &Layout, values: &Layout) -> Result<()> {
-        let (Launch { count, .. }, AttentionArgs { shape, heads, .. }) = (self.launch, *self.args);
+        let (Launch { count, .. }, AttentionArgs { kv, heads, .. }) = (self.launch, *self.args);
+        let shape = &kv.shape;
         let plane = [shape.block_count * shape.block_size, shape.width()];
         let contiguous = [q, keys, values].iter().all(|layout| layout.is_contiguous());
         if !contiguous
@@ -164,7 +165,7 @@ impl SplitAttention<'_> {
     }
 
     fn output_shape(&self) -> Shape {
-        Shape::from((self.launch.count, self.args.heads * self.args.shape.head_dim))
+        Shape::from((self.launch.count, self.args.heads * self.args.kv.shape.head_dim))
     }
 
     /// A direct implementation, query by query.
@@ -178,7 +179,8 @@ impl SplitAttention<'_> {
         f32: From<T>,
     {
         let (keys, values) = (elements::<T>(keys, keys_layout)?, elements(values, values_layout)?);
-        let AttentionArgs { shape, heads, scale, softcap, window, sinks, .. } = *self.args;
+        let AttentionArgs { kv, heads, scale, softcap, window, sinks } = *self.args;
+        let shape = &kv.shape;
         let dim = shape.head_dim;
         let contexts = self.launch.contexts.to_vec1::<u32>()?;
         let tables = self.launch.tables.to_vec2::<u32>()?;
@@ -233,7 +235,7 @@ impl CustomOp3 for SplitAttention<'_> {
         self.check(q_layout, keys_layout, values_layout)?;
         let q = elements(q, q_layout)?;
         let (keys, values) = ((keys, keys_layout), (values, values_layout));
-        let output = match self.args.shape.dtype {
+        let output = match self.args.kv.shape.dtype {
             DType::F16 => self.on_cpu::<half::f16>(q, keys, values),
             DType::BF16 => self.on_cpu::<half::bf16>(q, keys, values),
             _ => self.on_cpu::<f32>(q, keys, values),

@@ -1,16 +1,45 @@
 //! Compares logits with Hugging Face transformers and with the CPU backend.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde_json::{Map, Value};
 use stolon_backend::Backend;
 use stolon_checkpoint::KvType;
 use stolon_cuda::{CandleOptions, ComputeType};
 
 use super::fixture;
+use crate::suite::parity::Coverage;
 use crate::suite::{parity, run};
 
-/// Goal: logits and greedy tokens of every architecture match those of transformers.
+/// The architectures of the models that `stolon gpu-check` compares on a device. The book's table of
+/// models says of these that they run on GPUs.
+fn checked_on_gpus() -> BTreeSet<String> {
+    let list = "../../serve/gpu_check/src/architectures.json";
+    let list = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(list));
+    let list: Map<String, Value> =
+        serde_json::from_str(&list.expect("the list of models")).expect("an object");
+    list.into_iter().map(|(name, _)| name).collect()
+}
+
+/// Goal: logits and greedy tokens of every architecture match those of transformers. The test
+/// prints which fixtures are refused, and why; the list has no others, and `gpu-check` and the book
+/// have exactly the architectures that are computed.
 #[test]
 fn every_architecture_matches_transformers() {
-    parity::check("candle", &fixture::open(fixture::options(16)), fixture::computes);
+    let Coverage { computed, refused } =
+        parity::check("candle", &fixture::open(fixture::options(16)));
+    println!("the GPU backend refuses {} fixtures", refused.len());
+    for (name, reason) in &refused {
+        println!("{name}: {reason}");
+    }
+    let listed: BTreeMap<_, _> = fixture::REFUSED.into_iter().collect();
+    assert!(refused.keys().eq(listed.keys()), "refused: {refused:?}");
+    for (name, reason) in &refused {
+        assert!(reason.contains(listed[name.as_str()]), "{name}: {reason}");
+    }
+    let computed: BTreeSet<String> = computed.into_iter().map(str::to_owned).collect();
+    assert_eq!(computed, checked_on_gpus(), "architectures that run on GPUs");
 }
 
 /// Goal: logits and hidden states of every architecture match those of the CPU backend, at all

@@ -74,13 +74,3 @@ fn malformed_models_and_batches_are_refused() {
     refusals::check_malformed_batches(&open);
     refusals::check_empty_batch(&open);
 }
-
-/// Goal: Muse Glimmer, whose embeddings are normalized, is refused by its name.
-#[test]
-fn a_norm_of_embeddings_is_refused() {
-    let model = fixture::model("muse_glimmer");
-    let error = CandleBackend::open(model.config, model.weights, fixture::options(16))
-        .expect_err("a norm of embeddings")
-        .to_string();
-    assert!(error.contains("muse_glimmer_text") && error.contains("embeddings"), "{error}");
-}

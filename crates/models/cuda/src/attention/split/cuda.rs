@@ -78,7 +78,7 @@ impl Operands<'_> {
         values: &CudaView<'_, T>,
     ) -> Result<CudaSlice<f32>> {
         let (launch, args) = (self.op.launch, self.op.args);
-        let shape = args.shape;
+        let shape = args.kv.shape;
         let parts = launch.part_rows.elem_count();
         let [heads, dim] = [number(args.heads)?, number(shape.head_dim)?];
         let [kv_heads, block_size] = [number(shape.kv_heads)?, number(shape.block_size)?];
@@ -118,7 +118,7 @@ impl Operands<'_> {
     /// Merges the softmax states of the parts of each query: `[count, heads, head_dim]`.
     fn merge_parts(&self, partials: &CudaSlice<f32>) -> Result<CudaSlice<f32>> {
         let (launch, args) = (self.op.launch, self.op.args);
-        let head_dim = args.shape.head_dim;
+        let head_dim = args.kv.shape.head_dim;
         let [count, heads, dim] = [number(launch.count)?, number(args.heads)?, number(head_dim)?];
         let window = args.window.map_or(Ok(u32::MAX), number)?;
         // SAFETY: the kernel writes all elements.
