@@ -150,7 +150,8 @@ pub struct EngineArgs {
     /// By default f32 for models in f32 and bf16 for all others. int8 has a scale per token and
     /// head; it takes half the memory of bf16 and changes the results slightly. int4 takes half the
     /// memory of int8: keys and values are rotated (Walsh-Hadamard) and rounded to 4 bits, which
-    /// changes the results more. k8v4 has keys in int8 and values in int4.
+    /// changes the results more, noticeably so with small models. k8v4 has keys in int8 and values
+    /// in int4, which costs little of that.
     #[arg(long, value_name = "TYPE")]
     pub kv_dtype: Option<KvType>,
     /// Where layers with a sliding window keep keys and values: blocks or states

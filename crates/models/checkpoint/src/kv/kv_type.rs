@@ -29,7 +29,8 @@ pub enum KvType {
     /// Heads are rotated by a Walsh-Hadamard matrix before they are rounded, so that a few large
     /// values do not make the error of all others larger: in groups of the largest power of two up
     /// to 256 that divides the number of elements of a head (80 = 5 x 16, 96 = 3 x 32). This number
-    /// must be even.
+    /// must be even. Keys in 4 bits cost small models several percent of perplexity;
+    /// [`KvType::K8V4`] costs less than 1 %.
     Int4,
 }
 

@@ -97,7 +97,7 @@ fn rotated_back(head: &[f32]) -> Vec<f32> {
     let of_row = |row: usize| {
         let group = &head[row / len * len..][..len];
         let signed = group.iter().zip(0..len).map(|(value, column)| {
-            if (row % len & column).count_ones() % 2 == 0 { *value } else { -value }
+            if ((row % len) & column).count_ones().is_multiple_of(2) { *value } else { -value }
         });
         signed.sum::<f32>() / (len as f32).sqrt()
     };

@@ -42,7 +42,7 @@ fn options(setup: Setup) -> CpuOptions {
     CpuOptions {
         block_size: setup.block_size,
         // Checkpoints of states take more blocks than the positions of such small models.
-        kv_budget: KvBudget::Blocks(1024 / setup.block_size + 512),
+        kv_budget: KvBudget::Blocks(1024 / setup.block_size + 1024),
         kv_type: Some(setup.kv_type),
         threads: Some(setup.threads),
         path: setup.path,

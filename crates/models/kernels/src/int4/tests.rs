@@ -30,7 +30,8 @@ fn rotation_equals_the_matrix() {
             let (first, row) = (index / len * len, index % len);
             let want: f64 = (0..len)
                 .map(|column| {
-                    let sign = if (row & column).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+                    let sign =
+                        if (row & column).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
                     sign * f64::from(heads[first + column]) / (len as f64).sqrt()
                 })
                 .sum();
@@ -140,7 +141,7 @@ fn codes_are_loaded_as_their_levels() {
             let mut got = [[0.0; LANES]; 3];
             // SAFETY: the function has no conditions.
             unsafe { load_on(path, &bytes, &mut got) };
-            let adjacent = |index: usize| level(bytes[index / 2] >> (index % 2 * 4) & 15);
+            let adjacent = |index: usize| level((bytes[index / 2] >> (index % 2 * 4)) & 15);
             assert_eq!(got[0], bytes.map(|byte| level(byte & 15)), "{path}");
             assert_eq!(got[1], bytes.map(|byte| level(byte >> 4)), "{path}");
             assert_eq!(got[2], std::array::from_fn(adjacent), "{path}");
