@@ -234,7 +234,7 @@ mod tests {
             })
             .collect();
         for (peers, tip) in PEERS {
-            for flag in tip.split([' ', ':']).filter_map(|word| word.strip_prefix("--")) {
+            for flag in tip.split([' ', ':', ';']).filter_map(|word| word.strip_prefix("--")) {
                 assert!(names.contains(&flag) || flag == "device", "--{flag}");
             }
             for peer in *peers {

@@ -75,7 +75,7 @@ async fn stored_kv_survives_a_restart() {
     let second = ["serve", "--model", TINY, "--port", "0", "--kv-cache-dir", path];
     let refused = crate::support::run(&second, "");
     let reason = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && reason.contains("another process"), "{reason}");
+    assert!(!refused.status.success() && reason.contains("another engine"), "{reason}");
     let written = async || server.get("/v1/cache/tiers").await.1["disk"]["records"].clone();
     while written().await != json!(2) {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
