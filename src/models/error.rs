@@ -20,7 +20,7 @@ pub enum ModelSetError {
         /// The name of the model.
         name: String,
         /// Why.
-        error: Error,
+        error: Box<Error>,
     },
     /// The model does not fit into the memory of the set, even if every model leaves that may.
     #[error(

@@ -25,7 +25,7 @@ impl Shared {
             let loaded = AssertUnwindSafe(shared.load(index, carried)).catch_unwind().await;
             let loaded = loaded.unwrap_or_else(|_| {
                 let reason = "the load has panicked".to_owned();
-                let error = EngineError::StartFailed { reason }.into();
+                let error = Box::new(EngineError::StartFailed { reason }.into());
                 Err(ModelSetError::Load { name: shared.recipes[index].name.clone(), error })
             });
             let mut slots = shared.slots();
@@ -56,7 +56,10 @@ impl Shared {
         carried: Carried,
     ) -> Result<Engine, ModelSetError> {
         let recipe = &self.recipes[index];
-        let failed = |error| ModelSetError::Load { name: recipe.name.clone(), error };
+        let failed = |error| {
+            let (name, error) = (recipe.name.clone(), Box::new(error));
+            ModelSetError::Load { name, error }
+        };
         let make = Arc::clone(&recipe.builder);
         let (builder, needed) = match self.budget {
             None => ((*make)().map_err(failed)?, None),

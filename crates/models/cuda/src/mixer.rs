@@ -37,7 +37,7 @@ pub(crate) struct Mixer {
 
 #[derive(Debug)]
 enum Kind {
-    Attention(Attention),
+    Attention(Box<Attention>),
     Convolution(Convolution),
     DeltaNet(Box<DeltaNet>),
     Mamba2(Box<Mamba2>),
@@ -78,7 +78,7 @@ impl Mixer {
     ) -> std::result::Result<Self, OpenError> {
         let (kind, output, output_factor) = match spec {
             MixerWeights::Attention(spec) => (
-                Kind::Attention(Attention::load(config, spec, kept, loader)?),
+                Kind::Attention(Box::new(Attention::load(config, spec, kept, loader)?)),
                 &spec.output,
                 spec.config.output_factor,
             ),

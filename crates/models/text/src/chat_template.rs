@@ -103,9 +103,9 @@ impl RenderedChat {
 pub struct ToolUse {
     /// The format of its calls.
     pub format: ToolCallFormat,
-    /// Whether the tools, and earlier calls with their results, are described in the messages
-    /// instead of being handed to the chat template: it does not support tools, or has an unknown
-    /// format. In that case the model was not trained on `format`, and only a grammar makes it
+    /// Whether the tools of a conversation, and with them earlier calls and their results, are
+    /// described in the messages instead of being handed to the chat template: it does not support
+    /// tools, or has an unknown format. In that case the model was not trained on `format`, and only a grammar makes it
     /// follow that format.
     pub is_described: bool,
 }

@@ -152,7 +152,8 @@ impl Templates {
         can: Capabilities,
     ) -> Result<RenderedChat, ChatTemplateError> {
         let messages = messages::to_values(messages, &can)?;
-        let is_described = entry.tool_use(options.tool_calls).is_described;
+        let is_described =
+            !options.tools.is_empty() && entry.tool_use(options.tool_calls).is_described;
         let described = is_described.then(|| std::mem::take(&mut options.tools));
         let mut messages = history::settle(messages, described.as_deref(), &can);
         messages::join_parts(&mut messages, &can);

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use stolon_text::{
     ChatError, ChatMessage, ChatOptions, ChatTemplateError, GgufTokenizer, TextModel, TextSource,
-    TokenizerSource,
+    TokenizerSource, ToolCallFormat,
 };
 
 use crate::vocabularies::{byte_level, byte_level_tokens};
@@ -195,7 +195,8 @@ const PRINTS_ALL: &str = "<|begin|>{% for m in messages %}{{ m.role }}:{% if m.c
 fn encoded(messages: Value, tools: Vec<Value>, extra: Option<&str>) -> (String, [usize; 3]) {
     let model = model(&source(None, Some(PRINTS_ALL)));
     let messages: Vec<ChatMessage> = serde_json::from_value(messages).expect("messages");
-    let mut options = ChatOptions { tools, ..ChatOptions::default() };
+    let tool_calls = Some(ToolCallFormat::Hermes);
+    let mut options = ChatOptions { tools, tool_calls, ..ChatOptions::default() };
     options.variables.extend(extra.map(|extra| ("extra".to_owned(), json!(extra))));
     let tokens = model.encode_chat(&messages, &options).expect("encodes");
     let count = ["<|begin|>", "<|end|>", "<tool call>"].map(|spelling| {

@@ -1,5 +1,7 @@
 //! The parts of a request's address, with errors in the API's form.
 
+use std::str::FromStr;
+
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
@@ -23,12 +25,15 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     }
 }
 
-impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathId<T> {
+impl<T: FromStr, S: Send + Sync> FromRequestParts<S> for PathId<T> {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let path = axum::extract::Path::from_request_parts(parts, state).await;
-        path.map(|path| Self(path.0)).map_err(|_| {
+        let params = axum::extract::RawPathParams::from_request_parts(parts, state).await.ok();
+        // A server of several models has matched the path before.
+        let last = params.as_ref().and_then(|params| params.iter().last());
+        let id = last.and_then(|(_, id)| id.parse().ok());
+        id.map(Self).ok_or_else(|| {
             // Ids are either whole numbers or strings.
             let message = "the last part of the address: expected an id in UTF-8, and a number \
                            where ids are numbers";

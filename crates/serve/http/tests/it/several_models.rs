@@ -213,7 +213,8 @@ async fn operators_load_and_unload() {
     let access = Access { admin_key: Some(Secret::from("root".to_owned())), ..Access::default() };
     let slow = ModelRecipe::new("a", || {
         let per_decode = Duration::from_millis(20);
-        let latency = FakeLatency { per_decode, ..FakeLatency::default() };
+        // Steps with proposed tokens take time, too.
+        let latency = FakeLatency { per_decode, fixed: per_decode, ..FakeLatency::default() };
         let fake = FakeBackend::new(FakeOptions { latency, ..FakeOptions::default() });
         Ok(Engine::builder().backend("fake", Box::new(fake)))
     });
