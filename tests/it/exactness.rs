@@ -286,7 +286,8 @@ async fn compare(
     conversations: &Arc<Conversations>,
     answers: usize,
 ) -> usize {
-    let directory = Directory::new("exactness");
+    // The other test of this file may run at the same time.
+    let directory = Directory::new(&format!("exactness-{answers}"));
     let counts = Arc::new(Counts::default());
     let (mut cached, mut loaded, mut evictions) = (0, 0, 0);
     for part in 0..STARTS {
