@@ -39,8 +39,8 @@ async fn main() -> anyhow::Result<()> {
         // Its tokens are the same for all engines that run this model.
         let request = engines[0].tokenized(request).await?;
         let index = choose(&engines, &request)?;
-        let engine = engines[index].clone();
-        answers.push(async move { Ok::<_, Error>((index, engine.complete(request).await?)) });
+        let stream = engines[index].generate(request).await?;
+        answers.push(async move { Ok::<_, Error>((index, stream.collect_text().await?)) });
     }
     let (mut counts, mut cached, mut prompts) = ([0; 2], 0, 0);
     for (index, answer) in try_join_all(answers).await? {
