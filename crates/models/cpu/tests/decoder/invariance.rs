@@ -86,13 +86,13 @@ fn wide(fixture: &'static str, dtype: TensorType, path: Path) -> Subject<'static
 }
 
 /// Goal: logits and hidden states are batch invariant for every architecture and every element type
-/// of the KV store.
+/// of the KV store. Each model has half of the types, in turn: others of its family have the rest.
 #[test]
 fn every_architecture_is_batch_invariant() {
     let paths = Path::supported();
     let path = paths[paths.len() - 1];
-    for name in fixture::names() {
-        for kv_type in KvType::ALL {
+    for (number, name) in fixture::names().into_iter().enumerate() {
+        for kv_type in KvType::ALL.into_iter().skip(number % 2).step_by(2) {
             let open = fixture::open(Setup { kv_type, path: Some(path), ..Setup::default() });
             let label = format!("{kv_type}, {path:?}");
             Subject::fixture(&name, &label, open, &THREADS).check();
