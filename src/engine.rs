@@ -292,6 +292,7 @@ impl Engine {
                 text: detokenizer.map(|detokenizer| (detokenizer, stop_strings)),
                 parser,
                 format: request.answer_format,
+                parts: None,
                 recording: None,
                 missed: None,
                 marking,

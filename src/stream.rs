@@ -58,10 +58,12 @@ pub(crate) struct AnswerState {
     /// when the answer has ended.
     pub(crate) text: Option<(Detokenizer, StopStrings)>,
     /// Finds the text of the answer, the only part that is searched for stop strings. `None` if the
-    /// whole answer is text, or if there are no stop strings.
+    /// whole answer is text, or if there are no stop strings and the parts are not collected.
     pub(crate) parser: Option<AnswerParser>,
     /// The parts of the answer; `None` if the whole answer is text.
     pub(crate) format: Option<Arc<AnswerFormat>>,
+    /// The parts that were read so far; `None` if they are not collected.
+    pub(crate) parts: Option<Answer>,
     /// Records the answer for the next request of the conversation; `None` if it is not recorded.
     pub(crate) recording: Option<Recording>,
     /// Why a part of the prompt was not cached when the request was submitted.
@@ -87,13 +89,19 @@ pub(crate) struct AnswerState {
 }
 
 impl AnswerState {
-    /// Takes the whole answer apart, as it is read; `None` if all of it is text.
-    fn whole_parser(&self) -> Option<AnswerParser> {
-        let format = self.format.as_deref()?.clone();
-        Some(match StopStrings::new(&*self.stops, false) {
-            Ok(stops) if !self.stops.is_empty() => AnswerParser::with_stops(format, stops),
-            _ => AnswerParser::new(format),
-        })
+    /// Collects the parts of the answer from here on, unless all of it is text.
+    fn collect_parts(&mut self) {
+        if let Some(format) = &self.format {
+            self.parser.get_or_insert_with(|| AnswerParser::new(format.as_ref().clone()));
+            self.parts = Some(Answer::default());
+        }
+    }
+
+    /// Adds parts that the parser has found.
+    fn add_parts(parts: &mut Option<Answer>, found: Vec<AnswerPart>) {
+        if let Some(answer) = parts {
+            found.into_iter().for_each(|part| answer.add(part));
+        }
     }
 }
 
@@ -138,8 +146,7 @@ impl TokenStream {
     /// The error that the stream ended with; `InvalidParameter` if [`next`](TokenStream::next) has
     /// already returned its last event.
     pub async fn collect_text(mut self) -> Result<Completion, Error> {
-        let mut parser = self.answer.whole_parser();
-        let (min_tokens, mut answer) = (self.answer.min_tokens, Answer::default());
+        self.answer.collect_parts();
         let mut text = String::new();
         let mut token_ids = Vec::new();
         let mut logprobs = Vec::new();
@@ -150,21 +157,13 @@ impl TokenStream {
                 Event::Token(token) => {
                     text.push_str(&token.text);
                     token_ids.extend(token.id);
-                    let parts = parser.as_mut().map(|parser| match token_ids.len() < min_tokens {
-                        true => parser.push_before_stops(&token.text),
-                        false => parser.push(&token.text),
-                    });
-                    parts.into_iter().flatten().for_each(|part| answer.add(part));
                     logprobs.extend(token.logprob);
                 }
                 Event::Finished(finish) => {
-                    match parser.as_mut() {
-                        Some(parser) if finish.reason.is_cut() => parser.cut_off(),
-                        Some(parser) => parser.finish(),
-                        None => vec![AnswerPart::Text(text.clone())],
-                    }
-                    .into_iter()
-                    .for_each(|part| answer.add(part));
+                    let answer = match self.answer.parts.take() {
+                        Some(parts) => parts,
+                        None => Answer { text: text.clone(), ..Answer::default() },
+                    };
                     return Ok(Completion {
                         text,
                         answer,
@@ -222,10 +221,11 @@ impl TokenStream {
             let text = detokenizer.push(id);
             let is_early = answer.usage.completion_tokens < answer.min_tokens;
             if let Some(parser) = &mut answer.parser {
-                match is_early {
-                    true => drop(parser.push_before_stops(&text)),
-                    false => drop(parser.push(&text)),
-                }
+                let found = match is_early {
+                    true => parser.push_before_stops(&text),
+                    false => parser.push(&text),
+                };
+                AnswerState::add_parts(&mut answer.parts, found);
                 (token.text, matched) = (text, parser.matched());
             } else if is_early {
                 token.text = text;
@@ -283,11 +283,12 @@ impl TokenStream {
             let mut text = detokenizer.finish();
             let matched = match &mut self.answer.parser {
                 Some(parser) => {
-                    parser.push(&text);
-                    match finish.reason.is_cut() {
-                        true => drop(parser.cut_off()),
-                        false => drop(parser.finish()),
-                    }
+                    let mut found = parser.push(&text);
+                    found.extend(match finish.reason.is_cut() {
+                        true => parser.cut_off(),
+                        false => parser.finish(),
+                    });
+                    AnswerState::add_parts(&mut self.answer.parts, found);
                     parser.matched()
                 }
                 None => {

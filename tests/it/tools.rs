@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use stolon::schemars::JsonSchema;
 use stolon::{
-    AnswerRules, ChatMessage, Engine, Error, LogitsProcessor, MessageContent, Request,
-    SamplingError, Tool, ToolChoice, ToolSpec,
+    AnswerRules, ChatMessage, Completion, Engine, Error, FinishReason, LogitsProcessor,
+    MessageContent, Request, SamplingError, Tool, ToolChoice, ToolSpec,
 };
 
 #[derive(Deserialize, JsonSchema)]
@@ -156,6 +156,24 @@ async fn functions_are_described() {
     assert!(shown.contains("The weather in a city."), "{shown}");
     let without = engine.prompt_tokens(&Request::chat(question())).await.expect("a prompt");
     assert!(tokens.len() > without.len() + 20, "{} and {}", tokens.len(), without.len());
+}
+
+/// Goal: a stop string ends an answer where its text has it, and not where a call has it. The parts
+/// are those before it.
+#[tokio::test(flavor = "multi_thread")]
+async fn stop_strings_end_the_text_of_an_answer() {
+    let engine = engine().await;
+    let rules = AnswerRules { tools: vec![weather().0.spec().clone()], ..AnswerRules::default() };
+    let text = format!("I look. {}", call("Lima"));
+    for (stop, expected, calls) in [("ok", "I lo", 0), ("city", "I look.", 1)] {
+        let request = Request::chat(question()).max_tokens(200).stop([stop]);
+        let request = request.logits_processor(Script::new(&engine, &[&text]).await);
+        let request = engine.with_rules(request, rules.clone()).await.expect("rules");
+        let Completion { answer, finish, .. } = engine.complete(request).await.expect("an answer");
+        assert_eq!((answer.text.as_str(), answer.calls.len()), (expected, calls), "{stop}");
+        let is_stopped = matches!(finish.reason, FinishReason::StopString(_));
+        assert_eq!(is_stopped, calls == 0, "{stop}");
+    }
 }
 
 /// Goal: a required call follows its schema, and rules that contradict each other are refused.

@@ -34,8 +34,8 @@ pub(crate) struct Work {
     pub(crate) position: usize,
     /// Number of tokens to compute before the next one can be sampled; at least 1.
     pub(crate) pending: usize,
-    /// Number of steps without proposed tokens that the tokens take which it is expected to
-    /// generate still; at least 1.
+    /// The work of the tokens that it is still expected to generate, as a number of steps without
+    /// proposed tokens; at least 1.
     pub(crate) decode: usize,
     /// The request's priority. Larger values come first.
     pub(crate) class: i32,

@@ -60,9 +60,9 @@ impl Padding {
 /// How the attention of each layer of a model is computed.
 #[derive(Clone, Debug)]
 pub(crate) struct Attentions {
-    /// The different ways. Most models have one.
+    /// The different kinds of attention. Most models have one.
     kinds: Vec<Attention>,
-    /// For each layer that has keys and values of its own, the index of its way in `kinds`.
+    /// The index in `kinds` of each layer that stores keys and values.
     layers: Arc<[usize]>,
     /// Maximum size in bytes of the buffers that attention allocates in every step.
     pub(crate) workspace_bytes: u64,

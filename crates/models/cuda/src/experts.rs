@@ -110,7 +110,7 @@ impl Experts {
     }
 
     /// Runs the experts on the rows of `normed` and adds their outputs to the rows of `x`. A router
-    /// with a norm of its own reads the rows `residual`, and others read `normed`. All are `[rows,
+    /// that has a norm reads the rows `residual`, and others read `normed`. All are `[rows,
     /// hidden_size]`.
     pub(crate) fn add(&self, x: &Tensor, normed: &Tensor, residual: &Tensor) -> Result<Tensor> {
         let scores = match &self.router_norm {

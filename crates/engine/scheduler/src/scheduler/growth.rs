@@ -93,8 +93,8 @@ impl<M: Memory> Scheduler<M> {
         Ok(())
     }
 
-    /// Reserves the blocks that tokens need that are likely to be proposed, if so many blocks are
-    /// free that no other request needs these: none waits, and a part of the pool stays free.
+    /// Reserves blocks for tokens that are likely to be proposed, if no other request needs the
+    /// blocks: no request waits, and a part of the pool stays free.
     pub(super) async fn grow_for_proposals(&mut self) -> Result<(), ActorStopped> {
         if !self.admission.queue().is_empty() {
             return Ok(());

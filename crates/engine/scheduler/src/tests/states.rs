@@ -51,7 +51,7 @@ fn a_repeated_prompt_resumes_before_its_last_position() {
 }
 
 /// Goal: each turn of a conversation computes only its new tokens, up to the distance of the
-/// checkpoints of an answer, whatever tokens were proposed.
+/// checkpoints of an answer. It does not depend on the tokens that were proposed.
 #[test]
 fn a_turn_resumes_at_the_end_of_the_answer_before() {
     for guess in [Guess::Nothing, Guess::Right, Guess::Mixed, Guess::Wrong] {

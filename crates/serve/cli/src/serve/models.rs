@@ -105,7 +105,7 @@ impl ModelsArgs {
         }
         let mut set = ModelSet::builder();
         for NamedModel { name, engine, pinned, at_start, memory } in models {
-            // What is wrong with the settings is told now.
+            // Wrong settings are refused now, not when the model is loaded.
             engine.builder().with_context(|| format!("the model `{name}`"))?;
             let (engine, complete) = (engine.clone(), complete.clone());
             let recipe = ModelRecipe::new(name, move || {

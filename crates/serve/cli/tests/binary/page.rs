@@ -49,7 +49,7 @@ const NODES: &str = "document.querySelectorAll('#tree [role=treeitem]').length";
 /// again and sees that the handbook was cached; an operator pins, evicts and warms from the
 /// picture.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn a_newcomer_sees_the_cache_at_work() {
     let (server, browser) = demo(&[]).await;
     browser.wait_for("document.querySelectorAll('#questions button').length").await;
@@ -108,7 +108,7 @@ async fn a_newcomer_sees_the_cache_at_work() {
 /// Goal: a system prompt that is warmed ahead is in the picture before anything is asked, and the
 /// first answer finds it; warming it again computes next to nothing.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn a_system_prompt_is_warmed_ahead() {
     let (server, browser) = demo(&["--api-key", "client", "--tenant-by", "key"]).await;
     browser.click("#open-keys").await;
@@ -141,7 +141,7 @@ async fn a_system_prompt_is_warmed_ahead() {
 
 /// Goal: all of that is possible with the keyboard alone.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn the_keyboard_is_enough() {
     let (server, browser) = demo(&[]).await;
     browser.wait_for("document.querySelectorAll('#questions button').length").await;
@@ -197,7 +197,7 @@ async fn tab_to(browser: &Browser, selector: &str) {
 /// Goal: without the keys the page says which key it needs and shows nothing of prompts; with them
 /// it works, also after a reload, until they are forgotten.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn keys_are_asked_for() {
     let (server, browser) = demo(&["--api-key", "client", "--admin-key", "sesame"]).await;
     let client = reqwest::Client::new();
@@ -227,7 +227,7 @@ async fn keys_are_asked_for() {
 
 /// Goal: text is shown as text, whatever it looks like, in the chat and in the picture.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn text_is_never_markup() {
     let (server, browser) = demo(&[]).await;
     browser.wait_for("document.querySelectorAll('#questions button').length").await;
@@ -254,7 +254,7 @@ async fn text_is_never_markup() {
 /// Goal: with thousands of prefixes the picture stays small, says how many it does not show, and
 /// fits a phone.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn thousands_of_prefixes_are_joined() {
     let server = Server::start(TINY, &["--num-blocks", "8192", "--max-queued", "4096"]);
     for round in 0..24 {
@@ -288,7 +288,7 @@ async fn thousands_of_prefixes_are_joined() {
 
 /// Goal: the reference page has its styles, which its policy allows by their hash, and no other.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn the_reference_page_allows_only_its_own_styles() {
     let server = Server::start(TINY, &[]);
     let browser = Browser::start().await;
@@ -304,7 +304,7 @@ async fn the_reference_page_allows_only_its_own_styles() {
 
 /// Goal: the reference page can be searched: entries with all words are shown, and nothing else.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn the_reference_page_can_be_searched() {
     let server = Server::start(TINY, &["--no-page"]);
     let browser = Browser::start().await;
@@ -336,7 +336,7 @@ async fn the_reference_page_can_be_searched() {
 /// Goal: axe finds no accessibility problem, in light and dark, as a picture and as a table, on a
 /// phone, and in the list of chats. `STOLON_AXE` names the file axe.min.js.
 #[tokio::test]
-#[ignore = "needs chromium, chromium-driver and axe-core; .ci/run runs it"]
+#[ignore = "needs chromium, chromium-driver and axe-core; .ci/deep runs it"]
 async fn axe_finds_nothing() {
     let path = std::env::var("STOLON_AXE").expect("STOLON_AXE names axe.min.js of axe-core");
     let axe = std::fs::read_to_string(path).expect("axe.min.js");

@@ -36,7 +36,7 @@ pub(crate) async fn keep_chat(browser: &Browser, answer: &str) {
 /// Goal: a chat is there again after a reload and in another tab, can be changed, asked again,
 /// exported and deleted.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn a_chat_is_kept_and_can_be_changed() {
     let (server, browser) = demo(&[]).await;
     browser.wait_for("document.querySelectorAll('#questions button').length").await;
@@ -94,7 +94,7 @@ async fn a_chat_is_kept_and_can_be_changed() {
 
 /// Goal: deleting a chat asks first, and forgets that chat alone.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn a_chat_is_deleted() {
     let (server, browser) = demo(&[]).await;
     keep_chat(&browser, "An earlier answer").await;
@@ -118,7 +118,7 @@ async fn a_chat_is_deleted() {
 /// Goal: Markdown becomes elements, and everything else in an answer is shown as text: no HTML, no
 /// image, no script behind a link.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn answers_are_markdown() {
     let (server, browser) = demo(&[]).await;
     let answer = "# Runners\n\nA **stolon** is a *runner* with `a < b` & [docs](https://example.org/) \
@@ -160,7 +160,7 @@ async fn answers_are_markdown() {
 /// Goal: an answer that grows does not move the text that the user reads; at the end the page
 /// follows it. Stop ends it, and the part that has arrived is kept.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn reading_is_not_disturbed() {
     let template = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(&template, "{% for m in messages %}{{ m.content }}\n{% endfor %}")
@@ -210,7 +210,7 @@ async fn reading_is_not_disturbed() {
 /// Goal: when the server has gone, the page says so and marks its figures as old; when it is back,
 /// the marks go.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn a_server_that_has_gone_is_noticed() {
     let (server, browser) = demo(&[]).await;
     browser.wait_for("document.querySelector('figure polyline')").await;
@@ -231,7 +231,7 @@ async fn a_server_that_has_gone_is_noticed() {
 /// Goal: a wrong key is called wrong, in the chat and for the tree, and an answer that could not be
 /// had is asked for again with one click.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn a_wrong_key_is_called_wrong() {
     let (_server, browser) = demo(&["--api-key", "client", "--admin-key", "sesame"]).await;
     let enter = async |api: &str, admin: &str| {
@@ -263,7 +263,7 @@ async fn a_wrong_key_is_called_wrong() {
 
 /// Goal: where nothing may be pinned, the page says with which option it could be.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn a_refused_pin_names_the_option() {
     let server = Server::start(TINY, &["--pin-budget", "0"]);
     let prompt: Vec<u32> = (32..96).collect();

@@ -60,7 +60,7 @@ async fn ask(browser: &Browser, question: &str, number: usize) -> String {
 /// Goal: a picture is chosen, pasted and dropped, shown before it is sent, and removed; answers are
 /// about it, later ones from the cache; and the conversation shows it, also after a reload.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn a_picture_is_chosen_pasted_and_dropped() {
     let (server, browser) = seeing().await;
     let path = std::fs::canonicalize(PICTURE).expect("it is committed");
@@ -99,7 +99,7 @@ async fn a_picture_is_chosen_pasted_and_dropped() {
 
 /// Goal: the page offers the example picture with questions about it.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn the_example_picture_is_offered() {
     let (server, browser) = seeing().await;
     browser.click("#load-picture").await;
@@ -119,7 +119,7 @@ async fn the_example_picture_is_offered() {
 /// Goal: files that cannot be sent are refused, and the error says what was expected: a file that
 /// is too large, one that is not a picture, and any picture if the model takes none.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn other_files_are_refused() {
     let (server, browser) = seeing().await;
     let complaint = "document.querySelector('#image-error:not([hidden])')?.innerText";
@@ -155,7 +155,7 @@ async fn other_files_are_refused() {
 
 /// Goal: axe finds nothing in a chat with pictures, in light and in dark.
 #[tokio::test]
-#[ignore = "needs chromium, chromium-driver and axe-core; .ci/run runs it"]
+#[ignore = "needs chromium, chromium-driver and axe-core; .ci/deep runs it"]
 async fn axe_finds_nothing_in_a_chat_with_pictures() {
     let path = std::env::var("STOLON_AXE").expect("STOLON_AXE names axe.min.js of axe-core");
     let axe = std::fs::read_to_string(path).expect("axe.min.js");

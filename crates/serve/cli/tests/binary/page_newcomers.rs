@@ -18,7 +18,7 @@ async fn ask(browser: &Browser, question: &str, count: usize) {
 /// Goal: on a phone the header is one row, the whole field of the question is in view, and the chat
 /// and the cache are one button apart.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn a_phone_shows_everything() {
     let (server, browser) = demo(&[]).await;
     for (width, height) in [(390, 844), (360, 640)] {
@@ -56,7 +56,7 @@ async fn a_phone_shows_everything() {
 /// Goal: a chat is found by a word of an answer, and opened with the keyboard; what a chat is called
 /// is text.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn chats_are_searched() {
     let (server, browser) = demo(&[]).await;
     keep_chat(&browser, "The lamp is <b>lit</b> at dusk.").await;
@@ -90,7 +90,7 @@ async fn chats_are_searched() {
 /// Goal: an answer that was regenerated and a question that was changed stay, one click away, with
 /// all that came after them, also after a reload.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn versions_of_an_answer_are_kept() {
     let (server, browser) = demo(&[]).await;
     browser.wait_for("document.querySelectorAll('#questions button').length").await;
@@ -128,7 +128,7 @@ async fn versions_of_an_answer_are_kept() {
 /// Goal: a text file is sent before the question, in a fence that it cannot close, and shown as
 /// text.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn text_files_are_sent() {
     let (server, browser) = demo(&[]).await;
     browser.wait_for("document.querySelectorAll('#questions button').length").await;
@@ -160,7 +160,7 @@ async fn text_files_are_sent() {
 /// Goal: an answer says which message was changed if that made the server compute again, and says
 /// nothing of that if the question is just new.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn misses_are_explained() {
     let (server, browser) = demo(&[]).await;
     browser.wait_for("document.querySelectorAll('#questions button').length").await;
@@ -184,7 +184,7 @@ async fn misses_are_explained() {
 
 /// Goal: of several models one is chosen, and the page remembers which.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn a_model_is_chosen() {
     let (server, browser) =
         demo(&["--served-model-name", "first", "--served-model-name", "<second>"]).await;
@@ -201,7 +201,7 @@ async fn a_model_is_chosen() {
 
 /// Goal: browsers offer to install the page.
 #[tokio::test]
-#[ignore = "needs chromium and chromium-driver; .ci/run runs it"]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
 async fn the_page_can_be_installed() {
     let (server, browser) = demo(&[]).await;
     let manifest = browser.devtools("Page.getAppManifest", json!({})).await;

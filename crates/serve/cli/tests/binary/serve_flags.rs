@@ -11,7 +11,7 @@ use crate::support::{EMBEDDING, SCRIPTED, Server, TINY, fail, run};
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Goal: a server with the demo model takes memory that suits it, unless it is told how much.
+/// Goal: the KV pool of a server with the demo model is small, unless a flag sets its size.
 #[test]
 fn the_demo_model_has_a_small_pool() {
     for (flags, expected) in [(&[][..], ", 64 MiB; "), (&["--kv-memory", "5M"][..], ", 5 MiB; ")] {

@@ -89,7 +89,7 @@ async fn a_file_alone_names_models() {
     }
 }
 
-/// Goal: what is wrong with models and their settings is told before a model is loaded.
+/// Goal: wrong models and settings are refused before a model is loaded.
 #[test]
 fn wrong_models_are_refused() {
     let dir = tempfile::tempdir().expect("a directory");

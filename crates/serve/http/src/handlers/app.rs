@@ -83,7 +83,7 @@ pub struct RouterOptions {
     /// The tags around the model's reasoning. Default: those of its chat template.
     pub reasoning: FormatChoice<ReasoningFormat>,
     /// Maximum number of tokens of the reasoning of an answer, if the request sets none; `None` for no
-    /// limit. It has no effect on a model whose reasoning cannot be told from its answer.
+    /// limit. It has no effect on a model whose reasoning has no tags.
     pub reasoning_budget: Option<usize>,
     /// Origins whose web pages may use the routes for clients, such as `https://app.example`; `*`
     /// for all. Default: none.

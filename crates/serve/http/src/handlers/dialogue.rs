@@ -96,18 +96,16 @@ impl Dialogue {
     ) -> Result<(), ApiError> {
         match &choice {
             ToolChoice::None => return Ok(()),
-            ToolChoice::Auto => {}
             ToolChoice::Required if tools.is_empty() => {
                 let message = format!("`{param}`: a call is required, but there are no `tools`");
                 return Err(ApiError::invalid(Some(param), message));
             }
-            ToolChoice::Required => {}
             ToolChoice::Function(name) if !tools.iter().any(|tool| tool.spec.name == *name) => {
                 let name = brief(&json!(name));
                 let message = format!("`{param}`: there is no function {name} in `tools`");
                 return Err(ApiError::invalid(Some(param), message));
             }
-            ToolChoice::Function(_) => self.single_call = true,
+            ToolChoice::Auto | ToolChoice::Required | ToolChoice::Function(_) => {}
         }
         (self.tools, self.tool_choice) = (tools, choice);
         Ok(())
@@ -204,13 +202,8 @@ impl Dialogue {
             history::conversation(&app.engine, self.messages, self.keeps_images, ignored);
         // Rendering the conversation is work of the client.
         let request = sign(Request::chat(messages).chat_options(options).marks(self.marks));
-        app.engine.with_rules(request, rules).await.map_err(|error| match error {
-            stolon::Error::Grammar(error) => {
-                let path = error.function.as_ref().and_then(|name| schema_paths.get(name));
-                structured::refused(path.map_or("tools", String::as_str), &error)
-            }
-            error => error.into(),
-        })
+        let prepared = app.engine.with_rules(request, rules).await;
+        prepared.map_err(|error| structured::refused_by_engine(error, &schema_paths, None))
     }
 }
 
@@ -268,7 +261,7 @@ pub(crate) fn custom_tool(
     tool.is_custom = true;
     match free_text::arguments(format) {
         Ok(arguments) => tool.spec.arguments = arguments,
-        // The model is told about the grammar all the same.
+        // The description of the tool still has the grammar.
         Err(_) => ignored.note(&tool.parameters_path),
     }
     Ok(tool)

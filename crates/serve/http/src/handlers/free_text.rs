@@ -14,8 +14,7 @@ const ARGUMENT: &str = "input";
 pub(crate) type Customs = HashSet<String>;
 
 /// The JSON schema of the arguments, and whether all calls follow it. `format` is the tool's own
-/// description of its text, which the model is told about. A regular expression is a part of the
-/// schema.
+/// description of its text, which the model reads. A regular expression is a part of the schema.
 pub(crate) fn parameters(format: Option<&Value>) -> (Value, bool) {
     let mut text = json!({"type": "string"});
     let mut description = "The whole text for the tool, as a JSON string.".to_owned();

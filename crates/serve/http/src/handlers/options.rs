@@ -346,17 +346,9 @@ impl Call {
         });
     }
 
-    /// The reply for an error of the engine. The error of a grammar names its path in the request:
-    /// the path of the tool whose schema it is about, or of the grammar that the client gave.
+    /// The reply for an error of the engine.
     pub(crate) fn refused(&self, error: stolon::Error) -> ApiError {
-        match &error {
-            stolon::Error::Grammar(error) => {
-                let of_tool = error.function.as_ref().and_then(|name| self.schema_paths.get(name));
-                let path = of_tool.or(self.grammar_path.as_ref());
-                structured::refused(path.map_or("tools", String::as_str), error)
-            }
-            _ => error.into(),
-        }
+        structured::refused_by_engine(error, &self.schema_paths, self.grammar_path.as_deref())
     }
 
     /// Looks for the stop strings of the request; `None` if it has none.

@@ -41,7 +41,8 @@ use crate::wire::unix_seconds;
 use keep_alive::keep_alive;
 pub(crate) use lists::{health, list, load, metrics, one, ps, tags, unload};
 
-/// Time after which a client that wants its reply in pieces is told that its model is being loaded.
+/// Time after which a client that asked for a streamed reply gets the comment that its model is being
+/// loaded.
 /// A reply that has begun has status 200, so a load that fails sooner is answered with its own
 /// status.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -98,7 +99,7 @@ impl Front {
         }
     }
 
-    /// The same with another time until a client is told of a load.
+    /// The same with another time until a client gets the comment about a load.
     #[cfg(test)]
     pub(crate) fn with_patience(self, patience: Duration) -> Self {
         Self { patience, ..self }

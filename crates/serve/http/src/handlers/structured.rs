@@ -1,5 +1,7 @@
 //! Converts the forms of structured output in requests to the engine's grammars.
 
+use std::collections::HashMap;
+
 use serde_json::Value;
 use stolon::{Grammar, GrammarError, SchemaOptions};
 
@@ -151,6 +153,18 @@ fn of_format(
     let grammar = Grammar::JsonSchema(options.apply(schema));
     grammar.check().map_err(|error| refused(&path, &error))?;
     Ok(Some(Given { param, path, grammar }))
+}
+
+/// The reply for an error of the engine. The error of a grammar names its path in the request: the
+/// path of the tool whose schema it is about, by its name in `tools`, or else `path`.
+pub(crate) fn refused_by_engine(
+    error: stolon::Error,
+    tools: &HashMap<String, String>,
+    path: Option<&str>,
+) -> ApiError {
+    let stolon::Error::Grammar(error) = error else { return error.into() };
+    let of_tool = error.function.as_ref().and_then(|name| tools.get(name));
+    refused(of_tool.map(String::as_str).or(path).unwrap_or("tools"), &error)
 }
 
 /// The reply for a grammar in the parameter `param` that is refused.

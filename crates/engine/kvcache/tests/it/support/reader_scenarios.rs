@@ -68,15 +68,18 @@ fn publish_below_a_node_against_read() {
     });
 }
 
+/// Extends the leaf `[1, 2]` by a token.
+fn grow_leaf(w: &mut TreeWriter) {
+    let mut lease = w.acquire(&Namespace::default(), &[1, 2]);
+    let _ = w.commit(&mut lease, &[1, 2, 3], &[BlockId(2)]).expect("a valid commit");
+}
+
 /// Goal: a commit that extends a leaf instead of adding a child never shows less than before.
 #[test]
 fn growth_of_a_leaf_against_read() {
     run(Race {
         prepare: |w| put(w, &[1, 2], 0),
-        write: |w| {
-            let mut lease = w.acquire(&Namespace::default(), &[1, 2]);
-            let _ = w.commit(&mut lease, &[1, 2, 3], &[BlockId(2)]).expect("a valid commit");
-        },
+        write: grow_leaf,
         query: |r| match_len(r, &[1, 2, 3]),
         answers: &[2, 3],
     });
@@ -361,10 +364,7 @@ fn continuation(reader: &TreeReader, positions: &[u32]) -> usize {
 fn continuation_against_growth_of_a_leaf() {
     run(Race {
         prepare: |w| put(w, &[1, 2], 0),
-        write: |w| {
-            let mut lease = w.acquire(&Namespace::default(), &[1, 2]);
-            let _ = w.commit(&mut lease, &[1, 2, 3], &[BlockId(2)]).expect("a valid commit");
-        },
+        write: grow_leaf,
         query: |r| continuation(r, &[1]),
         answers: &[2, 23],
     });
