@@ -143,16 +143,16 @@ def plot(rows, path, title):
         parts.append(label(left - 6, y(seconds) + 4, "end", "#555", f"{seconds:.1f} s"))
         level = bottom - (bottom - middle - 20) * tokens / longest
         parts.append(label(left - 6, level + 4, "end", "#555", f"{tokens:.0f}"))
-    for name, colour in (("cold", "#c0392b"), ("warm", "#1f77b4")):
+    for name, color in (("cold", "#c0392b"), ("warm", "#1f77b4")):
         points = " ".join(f"{x(row):.1f},{y(row[name]):.1f}" for row in rows if name in row)
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
     for row in rows:
         height = lambda tokens: (bottom - middle - 20) * tokens / longest
         cached, computed = height(row["cached"]), height(row["prompt"] - row["cached"])
-        for level, size, colour in ((bottom - cached, cached, "#9ecae1"), (bottom - cached - computed, computed, "#c0392b")):
+        for level, size, color in ((bottom - cached, cached, "#9ecae1"), (bottom - cached - computed, computed, "#c0392b")):
             parts.append(
                 f'<rect x="{x(row) - step * 0.4:.1f}" y="{level:.1f}" width="{step * 0.8:.1f}" '
-                f'height="{size:.1f}" fill="{colour}"/>'
+                f'height="{size:.1f}" fill="{color}"/>'
             )
     for turn in (1, *range(10, len(rows) + 1, 10)):
         parts.append(label(x({"turn": turn}), bottom + 16, "middle", "#555", turn))

@@ -53,7 +53,7 @@ PROFILE = {
     "profile.release.codegen-units": "16",
     "profile.release.debug": "false",
 }
-SYNCHRONISES = re.compile(
+SYNCHRONIZES = re.compile(
     r"\block\(|\.lock(_now)?\(|Ordering|_order\(\)|\.wake\(|notify_|fence\(|\.pin\(|\.tenants\(\)")
 # A statement that may be left out.
 ACT = re.compile(r"\.store\(|\.wake\(|Waker::wake|notify_|^ *drop\(lock\(")
@@ -85,7 +85,7 @@ def functions(lines):
         if re.match(r" *(pub(\(\w+\))? )?(const )?(unsafe )?fn ", line) and start is None:
             start = (n, indent)
         elif start and line.rstrip() == " " * start[1] + "}":
-            if any(SYNCHRONISES.search(text) for text in lines[start[0]:n]):
+            if any(SYNCHRONIZES.search(text) for text in lines[start[0]:n]):
                 yield start[0], n
             start = None
 
@@ -165,7 +165,7 @@ def are_ordered(one, two):
     bound = BINDING.match(one)
     if bound and re.search(rf"\b{bound[1]}\b", two):
         return False
-    return bool(SYNCHRONISES.search(one) or SYNCHRONISES.search(two) or ENDS.search(two))
+    return bool(SYNCHRONIZES.search(one) or SYNCHRONIZES.search(two) or ENDS.search(two))
 
 
 def known_survivors():

@@ -102,7 +102,7 @@ async fn random_requests_on_a_small_pool_leave_no_block_reserved() {
     let stats = engine.stats();
     assert_eq!(stats.requests as usize, REQUESTS);
     assert_eq!(stats.failed, 0);
-    assert_eq!((stats.finished + stats.cancelled) as usize, REQUESTS);
+    assert_eq!((stats.finished + stats.canceled) as usize, REQUESTS);
     assert!(stats.evictions > 0 && stats.cached_tokens > 0, "{stats:?}");
     engine.cache().flush().await.expect("it runs");
     assert_eq!(engine.audit().await.expect("consistent accounting").blocks_free, 48);
@@ -227,7 +227,7 @@ async fn soak_tiers(policy: stolon::WritePolicy, requests: usize) -> (String, u6
     let (stats, disk) = (engine.stats(), engine.tiers().disk_stats().expect("a disk tier"));
     let requests = requests / CLIENTS / 10 * CLIENTS * 10;
     assert_eq!((stats.requests as usize, stats.failed), (requests, 0));
-    assert_eq!((stats.finished + stats.cancelled) as usize, requests);
+    assert_eq!((stats.finished + stats.canceled) as usize, requests);
     assert!(stats.evictions > 0, "{stats:?}");
     assert!(disk.records_refused > 0 && disk.writes_failed > 0, "{disk:?}");
     (format!("{stats:?}\n{disk:?}"), stats.loaded_tokens)

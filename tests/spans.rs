@@ -104,5 +104,5 @@ fn a_request_has_a_span_in_the_span_of_its_caller() {
     }
     assert_eq!(field(2, "outcome"), Some("failed"));
     assert!(field(2, "reason").is_some_and(|reason| reason.contains("injected")), "{spans:?}");
-    assert_eq!(field(3, "outcome"), Some("cancelled"), "{spans:?}");
+    assert_eq!(field(3, "outcome"), Some("canceled"), "{spans:?}");
 }

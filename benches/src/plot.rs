@@ -26,7 +26,7 @@ pub struct Labels<'a> {
     pub y: &'a str,
 }
 
-static COLOURS: [RGBColor; 5] = [
+static COLORS: [RGBColor; 5] = [
     RGBColor(120, 120, 120),
     RGBColor(31, 119, 180),
     RGBColor(44, 160, 44),
@@ -74,11 +74,11 @@ where
     // than the configured number.
     let mut mesh = chart.configure_mesh();
     mesh.x_desc(labels.x).y_desc(labels.y).light_line_style(TRANSPARENT).draw()?;
-    for (line, colour) in lines.iter().zip(COLOURS.iter().cycle()) {
+    for (line, color) in lines.iter().zip(COLORS.iter().cycle()) {
         chart
-            .draw_series(LineSeries::new(line.points.iter().copied(), colour.stroke_width(2)))?
+            .draw_series(LineSeries::new(line.points.iter().copied(), color.stroke_width(2)))?
             .label(&line.name)
-            .legend(|(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
+            .legend(|(x, y)| PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2)));
     }
     chart
         .configure_series_labels()

@@ -95,7 +95,7 @@ mod tests {
 
     /// Goal: the figures of a small run equal the ones computed by hand; an empty run gives zeros.
     #[test]
-    fn a_run_is_summarised() {
+    fn a_run_is_summarized() {
         let record = |sent_at: f64, first: f64, last: f64| {
             let mut token_times = vec![first; 9];
             token_times.push(last);

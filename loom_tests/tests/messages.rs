@@ -346,7 +346,7 @@ fn copy_in_against_cancel(with_fence: bool) {
     step.join().expect("the thread does not panic");
     if other.is_some() {
         let held = kv[0].load(Ordering::Relaxed);
-        assert_eq!(held, 9, "a cancelled copy has overwritten the KV of another request");
+        assert_eq!(held, 9, "a canceled copy has overwritten the KV of another request");
     }
     drop(other);
     actors.check(1);
@@ -362,7 +362,7 @@ fn cancel_against_a_copy_into_the_pool() {
 /// Goal: the model above fails if the copy's step holds no ticket of the fence.
 #[test]
 fn planted_copy_without_a_ticket_is_caught() {
-    let message = "a cancelled copy has overwritten the KV of another request";
+    let message = "a canceled copy has overwritten the KV of another request";
     let name = "planted_copy_without_a_ticket_is_caught";
     must_fail(name, message, 3, || copy_in_against_cancel(false));
 }

@@ -263,7 +263,7 @@ fn a_cancel_meets_the_start_of_its_turn() {
         let held = || sessions.info(&id, Instant::now()).expect("the session is open").held_blocks;
         let after = held();
         let taken = scheduler.join().expect("the thread does not panic");
-        assert_eq!(held(), after, "took a block after it was cancelled");
+        assert_eq!(held(), after, "took a block after it was canceled");
         assert_eq!(after + usize::from(taken.is_some()), 1, "a block was lost or has two owners");
     });
 }

@@ -103,10 +103,10 @@ fn regions(tokens: &[u32]) -> impl Iterator<Item = RegionToken> {
 }
 
 /// The box around a center, within the image.
-fn bounding_box(bins: RegionBins, centre: [u32; 2], size: [u32; 2]) -> BoundingBox {
+fn bounding_box(bins: RegionBins, center: [u32; 2], size: [u32; 2]) -> BoundingBox {
     let [[x_min, x_max], [y_min, y_max]] = [0, 1].map(|axis| {
-        let (centre, half) = (bins.coordinate(centre[axis]), bins.size(size[axis]) / 2.0);
-        [(centre - half).max(0.0), (centre + half).min(1.0)]
+        let (center, half) = (bins.coordinate(center[axis]), bins.size(size[axis]) / 2.0);
+        [(center - half).max(0.0), (center + half).min(1.0)]
     });
     BoundingBox { x_min, y_min, x_max, y_max }
 }
@@ -217,8 +217,8 @@ mod tests {
     #[test]
     fn boxes_are_within_the_image() {
         let bins = RegionBins { coordinates: 5, sizes: 11 };
-        let check = |centre, size, expected: [f64; 4]| {
-            let BoundingBox { x_min, y_min, x_max, y_max } = bounding_box(bins, centre, size);
+        let check = |center, size, expected: [f64; 4]| {
+            let BoundingBox { x_min, y_min, x_max, y_max } = bounding_box(bins, center, size);
             for (found, expected) in [x_min, y_min, x_max, y_max].into_iter().zip(expected) {
                 // Sizes are powers of 2 that are computed in f32.
                 assert!((f64::from(found) - expected).abs() < 1e-6, "{found}, not {expected}");

@@ -102,14 +102,14 @@ const ROUNDED: [(KvType, WeightType, f64); 7] = [
 /// Goal: with quantized weights, activations, keys and values the model still gives at least 190
 /// correct answers, and the log-probabilities of equal answers change little.
 #[tokio::test]
-async fn quantised_weights_and_caches_answer_as_well() {
+async fn quantized_weights_and_caches_answer_as_well() {
     check(&ROUNDED[..2]).await;
 }
 
 /// Goal: the same as in the test above, for every combination of types.
 #[tokio::test]
 #[ignore = "half a minute"]
-async fn all_quantised_weights_and_caches_answer_as_well() {
+async fn all_quantized_weights_and_caches_answer_as_well() {
     check(&ROUNDED).await;
 }
 
@@ -121,15 +121,15 @@ async fn check(rounded: &[(KvType, WeightType, f64)]) {
     );
     println!("f32, stored: {right}");
     for &(kv_type, weights, mean_max) in rounded {
-        let (quantised, right) = answers(kv_type, weights).await;
+        let (quantized, right) = answers(kv_type, weights).await;
         let (mut differ, mut count, mut sum, mut most) = (0, 0, 0.0, 0.0_f64);
-        for (exact, quantised) in exact.iter().zip(&quantised) {
-            if exact.token_ids != quantised.token_ids {
+        for (exact, quantized) in exact.iter().zip(&quantized) {
+            if exact.token_ids != quantized.token_ids {
                 differ += 1;
                 continue;
             }
-            for (exact, quantised) in exact.logprobs.iter().zip(&quantised.logprobs) {
-                let off = f64::from((exact.logprob - quantised.logprob).abs());
+            for (exact, quantized) in exact.logprobs.iter().zip(&quantized.logprobs) {
+                let off = f64::from((exact.logprob - quantized.logprob).abs());
                 (count, sum, most) = (count + 1, sum + off, most.max(off));
             }
         }

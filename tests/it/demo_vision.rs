@@ -175,7 +175,7 @@ fn draw(case: &Case, width: u32, height: u32) -> DynamicImage {
             .things
             .iter()
             .find(|(shape, _, [column, row])| shape.covers(x - PLACES[*column], y - PLACES[*row]));
-        Rgb(covering.map_or(case.background, |(_, colour, _)| *colour))
+        Rgb(covering.map_or(case.background, |(_, color, _)| *color))
     })
     .into()
 }

@@ -194,6 +194,6 @@ async fn embeddings_and_answers_share_an_engine() {
     while engine.stats().running + engine.stats().waiting > 0 {
         tokio::time::sleep(std::time::Duration::from_millis(1)).await;
     }
-    assert_eq!(engine.stats().cancelled, 1);
+    assert_eq!(engine.stats().canceled, 1);
     engine.audit().await.expect("a consistent accounting");
 }

@@ -148,7 +148,7 @@ type Conversations = Vec<Vec<Question>>;
 #[derive(Default)]
 struct Counts {
     answers: AtomicUsize,
-    cancelled: AtomicUsize,
+    canceled: AtomicUsize,
     wrong: AtomicUsize,
 }
 
@@ -262,7 +262,7 @@ async fn client(
                 for _ in 0..rng.random_range(0..ANSWER_LEN) {
                     drop(stream.next().await);
                 }
-                counts.cancelled.fetch_add(1, Ordering::Relaxed);
+                counts.canceled.fetch_add(1, Ordering::Relaxed);
                 break;
             }
             let answer = stream.collect_text().await.expect("an answer");
@@ -329,11 +329,11 @@ async fn compare(
     let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
     let wrong = count(&counts.wrong);
     println!(
-        "{}, {tier:?}: {wrong} of {} answers wrong, {} requests cancelled, {cached} tokens cached, \
+        "{}, {tier:?}: {wrong} of {} answers wrong, {} requests canceled, {cached} tokens cached, \
          {loaded} loaded, {evictions} blocks evicted",
         kind.name,
         count(&counts.answers),
-        count(&counts.cancelled),
+        count(&counts.canceled),
     );
     assert!(cached > 0, "the cache was not used");
     assert_eq!(loaded > 0, tier != Tier::Pool, "the tier was not used");

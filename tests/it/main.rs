@@ -18,7 +18,7 @@ mod support {
 
 mod adapters;
 mod architectures;
-mod behaviour;
+mod behavior;
 mod boundaries;
 mod cache;
 #[cfg(feature = "grammar")]

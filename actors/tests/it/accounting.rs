@@ -17,7 +17,7 @@ use crate::support::harness as support;
 
 /// Fails unless the counts of requests add up.
 fn check_sum(stats: &EngineStats) {
-    let ended = stats.finished + stats.cancelled + stats.failed;
+    let ended = stats.finished + stats.canceled + stats.failed;
     let in_flight = (stats.running + stats.waiting) as u64;
     assert_eq!(stats.requests, ended + in_flight, "{stats:?}");
 }

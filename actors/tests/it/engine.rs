@@ -219,7 +219,7 @@ async fn a_prompt_in_flight_is_computed_once() {
 /// Goal: if the leader is canceled, one of its followers becomes the leader and all of them
 /// finish.
 #[tokio::test]
-async fn a_follower_takes_over_from_a_cancelled_leader() {
+async fn a_follower_takes_over_from_a_canceled_leader() {
     let harness = start(options(16, 256), config()).await;
     let tokens = prompt(7, 640);
     let hold = harness.fake.hold();
@@ -232,7 +232,7 @@ async fn a_follower_takes_over_from_a_cancelled_leader() {
         let answer = read_to_end(stream).await.expect("the request finishes");
         harness.check_tokens(&tokens, &answer);
     }
-    assert_eq!(harness.engine.context().stats().cancelled, 1);
+    assert_eq!(harness.engine.context().stats().canceled, 1);
     harness.check_nothing_held().await;
 }
 
@@ -415,13 +415,13 @@ async fn prompt_logprobs_equal_those_of_the_model() {
 
 /// Goal: a request that is canceled at any moment releases everything it held.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cancelling_at_any_moment_releases_everything() {
+async fn canceling_at_any_moment_releases_everything() {
     let harness = start(options(16, 40), config()).await;
     let dice = Dice::new(7);
     for round in 0..60u64 {
         let tokens = prompt(round % 5, 30 + dice.roll(200));
         let mut stream = harness.submit(&tokens, 50);
-        let mut neighbour = harness.submit(&prompt(round % 3, 60), 10);
+        let mut neighbor = harness.submit(&prompt(round % 3, 60), 10);
         for _ in 0..dice.roll(12) {
             if stream.next().await.is_none() {
                 break;
@@ -429,7 +429,7 @@ async fn cancelling_at_any_moment_releases_everything() {
         }
         drop(stream);
         if dice.roll(2) == 0 {
-            while neighbour.next().await.is_some() {}
+            while neighbor.next().await.is_some() {}
         }
     }
     harness.check_nothing_held().await;

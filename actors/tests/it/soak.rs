@@ -22,7 +22,7 @@ const VOCAB_SIZE: usize = 64;
 #[derive(Debug, Default)]
 struct Outcomes {
     finished: AtomicUsize,
-    cancelled: AtomicUsize,
+    canceled: AtomicUsize,
     interrupted: AtomicUsize,
     refused: AtomicUsize,
 }
@@ -71,7 +71,7 @@ async fn run_random_request(harness: &Harness, rng: &mut SmallRng, outcomes: &Ou
             None => panic!("the stream ended without a final event"),
         }
     }
-    outcomes.cancelled.fetch_add(1, Ordering::Relaxed);
+    outcomes.canceled.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Injects a fault each time about 50 more requests have finished, until its task is aborted.
@@ -160,7 +160,7 @@ async fn soak(requests: usize, checkpoint_blocks: Option<usize>) {
     }
     harness.check_nothing_held().await;
     let count = |end: &AtomicUsize| end.load(Ordering::Relaxed);
-    let ended = [&outcomes.finished, &outcomes.cancelled, &outcomes.interrupted];
+    let ended = [&outcomes.finished, &outcomes.canceled, &outcomes.interrupted];
     assert_eq!(ended.into_iter().map(count).sum::<usize>(), requests / CLIENTS / 10 * CLIENTS * 10);
     let stats = harness.engine.context().stats();
     assert!(count(&outcomes.finished) > requests / 4, "{outcomes:?} {stats:?}");

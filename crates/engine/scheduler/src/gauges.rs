@@ -202,7 +202,7 @@ impl Gauges {
     ) -> EngineStats {
         let numbers = self.request_counts.read();
         let RequestNumbers { requests, finished, finished_length, .. } = numbers;
-        let RequestNumbers { cancelled, failed, running, waiting, .. } = numbers;
+        let RequestNumbers { canceled, failed, running, waiting, .. } = numbers;
         // Sums are made of the values that are reported. A part that is computed as the difference
         // of two counters would fall when one of them is read before the other is increased.
         let rejected_by_requests = self.rejected_by_requests.get();
@@ -216,7 +216,7 @@ impl Gauges {
             requests,
             finished,
             finished_length,
-            cancelled,
+            canceled,
             failed,
             rejected: rejected_by_requests + rejected_by_tokens + rejected_by_quota,
             rejected_by_tokens,

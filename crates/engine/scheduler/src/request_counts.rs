@@ -5,7 +5,7 @@
 //! failed. So the counts add up however a request ends, even if an actor panics or the
 //! runtime is dropped:
 //!
-//! `requests = finished + cancelled + failed + running + waiting`
+//! `requests = finished + canceled + failed + running + waiting`
 //!
 //! All counts are behind one mutex that is held for a few instructions, so that this also holds
 //! for every single reading of them.
@@ -42,7 +42,7 @@ pub(crate) struct RequestNumbers {
     /// All requests that completed, including those in `finished_length`.
     pub(crate) finished: u64,
     pub(crate) finished_length: u64,
-    pub(crate) cancelled: u64,
+    pub(crate) canceled: u64,
     pub(crate) failed: u64,
     pub(crate) running: usize,
     pub(crate) waiting: usize,
@@ -55,7 +55,7 @@ pub(crate) enum Outcome {
     Finished,
     /// Its answer has become as long as it may be.
     FinishedLength,
-    Cancelled,
+    Canceled,
     Failed,
 }
 
@@ -63,7 +63,7 @@ impl Outcome {
     fn name(self) -> &'static str {
         match self {
             Outcome::Finished | Outcome::FinishedLength => "finished",
-            Outcome::Cancelled => "cancelled",
+            Outcome::Canceled => "canceled",
             Outcome::Failed => "failed",
         }
     }
@@ -175,7 +175,7 @@ impl RequestRecord {
                 numbers.finished += 1;
                 numbers.finished_length += 1;
             }
-            Outcome::Cancelled => numbers.cancelled += 1,
+            Outcome::Canceled => numbers.canceled += 1,
             Outcome::Failed => numbers.failed += 1,
         });
     }
@@ -217,7 +217,7 @@ mod tests {
 
     fn numbers(gauges: &Gauges) -> [u64; 6] {
         let n = gauges.request_counts.read();
-        [n.requests, n.finished, n.cancelled, n.failed, n.running as u64, n.waiting as u64]
+        [n.requests, n.finished, n.canceled, n.failed, n.running as u64, n.waiting as u64]
     }
 
     /// Goal: each way through the states is counted once, and a record that is dropped counts as
@@ -226,7 +226,7 @@ mod tests {
     fn every_request_is_counted_in_exactly_one_state() {
         let gauges = Arc::new(Gauges::default());
         let new = || RequestRecord::new(&gauges, Span::none()).expect("open");
-        let (mut finished, mut cancelled, mut lost, waiting) = (new(), new(), new(), new());
+        let (mut finished, mut canceled, mut lost, waiting) = (new(), new(), new(), new());
         assert_eq!(numbers(&gauges), [4, 0, 0, 0, 0, 4]);
         finished.run();
         finished.wait();
@@ -234,9 +234,9 @@ mod tests {
         lost.run();
         assert_eq!(numbers(&gauges), [4, 0, 0, 0, 2, 2]);
         finished.end(Outcome::Finished);
-        cancelled.end(Outcome::Cancelled);
-        cancelled.end(Outcome::Finished);
-        drop((finished, cancelled));
+        canceled.end(Outcome::Canceled);
+        canceled.end(Outcome::Finished);
+        drop((finished, canceled));
         assert_eq!(numbers(&gauges), [4, 1, 1, 0, 1, 1]);
         drop((lost, waiting));
         assert_eq!(numbers(&gauges), [4, 1, 1, 2, 0, 0]);

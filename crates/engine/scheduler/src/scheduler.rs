@@ -114,9 +114,9 @@ impl<M: Memory> Scheduler<M> {
     /// Cancels a request: at once, or after the step that it is part of.
     pub fn cancel(&mut self, id: u64) {
         if let Some(waiting) = self.admission.cancel(id) {
-            self.end_early(waiting.sequence, Ending::Cancelled);
+            self.end_early(waiting.sequence, Ending::Canceled);
         } else if let Some(sequence) = self.batch.get_mut(id) {
-            sequence.end.get_or_insert(Ending::Cancelled);
+            sequence.end.get_or_insert(Ending::Canceled);
         }
     }
 

@@ -120,7 +120,7 @@ pub struct Sequence {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Ending {
     /// The caller dropped the stream.
-    Cancelled,
+    Canceled,
     /// It fails with this error.
     Failed(EngineError),
 }

@@ -9,7 +9,7 @@ use stolon_kvcache::{TreeCounts, TreeStats};
 #[serde(default)]
 #[non_exhaustive]
 pub struct EngineStats {
-    /// Requests that entered the admission queue: always `finished + cancelled + failed + running +
+    /// Requests that entered the admission queue: always `finished + canceled + failed + running +
     /// waiting`.
     pub requests: u64,
     /// Requests that completed, also by a stop string.
@@ -19,7 +19,7 @@ pub struct EngineStats {
     /// token or a stop string.
     pub finished_length: u64,
     /// Requests canceled by dropping their stream.
-    pub cancelled: u64,
+    pub canceled: u64,
     /// Requests that ended with an error after they had entered the queue, also because the engine
     /// failed or stopped.
     pub failed: u64,

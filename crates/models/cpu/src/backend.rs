@@ -158,7 +158,7 @@ impl CpuBackend {
         if matches!(stolon_kernels::OPT_LEVEL, "0" | "1") {
             tracing::warn!(
                 opt_level = stolon_kernels::OPT_LEVEL,
-                "the CPU kernels were compiled without optimisation and are dozens of times slower: \
+                "the CPU kernels were compiled without optimization and are dozens of times slower: \
                  set `opt-level = 3` in `[profile.dev.package.stolon-kernels]` and \
                  `[profile.dev.package.stolon-cpu]` of your Cargo.toml"
             );

@@ -60,7 +60,7 @@ pub(crate) enum Matrix {
     /// `[out, in]` in the compute type.
     Dense(Tensor),
     /// `[out, in]` in quantized blocks. The device rounds activations to 8 bits.
-    Quantised(QMatMul),
+    Quantized(QMatMul),
 }
 
 impl Linear {
@@ -208,10 +208,10 @@ impl Matrix {
     fn kind(&self) -> Kind {
         let (dims, blocks) = match self {
             Self::Dense(matrix) => (matrix.dims(), None),
-            Self::Quantised(QMatMul::QTensor(matrix)) => {
+            Self::Quantized(QMatMul::QTensor(matrix)) => {
                 (matrix.shape().dims(), Some(matrix.dtype()))
             }
-            Self::Quantised(QMatMul::Tensor(matrix) | QMatMul::TensorF16(matrix)) => {
+            Self::Quantized(QMatMul::Tensor(matrix) | QMatMul::TensorF16(matrix)) => {
                 (matrix.dims(), None)
             }
         };
@@ -221,7 +221,7 @@ impl Matrix {
     fn multiply(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Dense(matrix) => x.to_dtype(matrix.dtype())?.matmul(&matrix.t()?),
-            Self::Quantised(matrix) => matrix.forward(&x.to_dtype(DType::F32)?),
+            Self::Quantized(matrix) => matrix.forward(&x.to_dtype(DType::F32)?),
         }
     }
 }

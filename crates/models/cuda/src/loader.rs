@@ -35,7 +35,7 @@ impl Loader {
     /// Loads projections with the same input and concatenates their matrices along the output
     /// features. Adjacent matrices of the same type become one.
     pub(crate) fn stacked(&mut self, parts: &[LinearWeights]) -> Result<Linear, OpenError> {
-        let kind = |part: &LinearWeights| self.weights.dtype(&part.weight.name).and_then(quantised);
+        let kind = |part: &LinearWeights| self.weights.dtype(&part.weight.name).and_then(quantized);
         let matrices = parts.chunk_by(|a, b| kind(a) == kind(b)).map(|parts| {
             let specs: Vec<&TensorSpec> = parts.iter().map(|part| &part.weight).collect();
             self.matrix(&specs)
@@ -105,8 +105,8 @@ impl Loader {
         spec: &TensorSpec,
         embedding: &Tensor,
     ) -> Result<Linear, OpenError> {
-        let is_quantised = self.weights.dtype(&spec.name).and_then(quantised).is_some();
-        let matrix = match is_quantised {
+        let is_quantized = self.weights.dtype(&spec.name).and_then(quantized).is_some();
+        let matrix = match is_quantized {
             true => self.matrix(&[spec])?,
             false => Matrix::Dense(embedding.clone()),
         };
@@ -117,7 +117,7 @@ impl Loader {
     /// quantized blocks if candle has their type, which is then the same for all, else they are
     /// converted to the compute type.
     fn matrix(&self, parts: &[&TensorSpec]) -> Result<Matrix, OpenError> {
-        let Some(dtype) = self.weights.dtype(&parts[0].name).and_then(quantised) else {
+        let Some(dtype) = self.weights.dtype(&parts[0].name).and_then(quantized) else {
             let parts = parts.iter().map(|spec| self.dense(spec)).collect::<Result<Vec<_>, _>>()?;
             return Ok(Matrix::Dense(Tensor::cat(&parts, 0)?));
         };
@@ -137,7 +137,7 @@ impl Loader {
         let storage = QStorage::from_data(bytes, &self.device, dtype)?;
         let matrix = Arc::new(QTensor::new(storage, (rows, parts[0].shape[1]))?);
         tensors.iter().for_each(|tensor| self.weights.release(&tensor.bytes));
-        Ok(Matrix::Quantised(QMatMul::QTensor(matrix)))
+        Ok(Matrix::Quantized(QMatMul::QTensor(matrix)))
     }
 
     /// Loads a matrix of any type and converts it to the compute type.
@@ -178,7 +178,7 @@ impl Loader {
 }
 
 /// candle's type with the same blocks, if there is one.
-fn quantised(dtype: TensorType) -> Option<GgmlDType> {
+fn quantized(dtype: TensorType) -> Option<GgmlDType> {
     Some(match dtype {
         TensorType::Q4_0 => GgmlDType::Q4_0,
         TensorType::Q4_1 => GgmlDType::Q4_1,
@@ -197,7 +197,7 @@ fn quantised(dtype: TensorType) -> Option<GgmlDType> {
 /// Size in bytes on the device of a matrix of `elements` elements that has the type `dtype` in the
 /// file. Dense matrices have `width` bytes per element there.
 pub(crate) fn device_bytes(dtype: TensorType, elements: usize, width: usize) -> u64 {
-    let bytes = match quantised(dtype) {
+    let bytes = match quantized(dtype) {
         Some(_) => dtype.bytes_of(elements),
         None => elements.checked_mul(width),
     };

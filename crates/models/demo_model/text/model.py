@@ -1,7 +1,7 @@
-"""The Llama architecture in one file, with Hugging Face parameter names, and its structured initialisation.
+"""The Llama architecture in one file, with Hugging Face parameter names, and its structured initialization.
 
 `Llama` computes what `transformers.LlamaForCausalLM` computes for the same state dict (`attention_bias` on, tied
-embeddings). `initialise` writes an induction circuit into the first two layers, which training then refines:
+embeddings). `initialize` writes an induction circuit into the first two layers, which training then refines:
 
 1. The token embedding fills the first half of the residual stream (block T).
 2. Layer 0 has four heads whose query and key are constant biases. Under RoPE their score depends on the distance
@@ -165,7 +165,7 @@ def orthonormal(rows: int, columns: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def initialise(model: Llama, alike: list[list[int]]) -> None:
+def initialize(model: Llama, alike: list[list[int]]) -> None:
     """Fills `model` with noise and writes the induction circuit of the module's description into it. The tokens of
     each list in `alike` start with similar embeddings."""
     for name, parameter in model.named_parameters():

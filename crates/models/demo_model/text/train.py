@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 import corpus
-from model import Llama, Shape, initialise
+from model import Llama, Shape, initialize
 
 LEARNING_RATE = 1.5e-3
 LEARNING_RATE_END = 0.05
@@ -263,7 +263,7 @@ def train(arguments: argparse.Namespace) -> None:
     encoder = Encoder(corpus.train_tokenizer(arguments.seed))
     words = corpus.single_token_words(encoder.tokenizer)
     model = Llama(Shape(vocab_size=encoder.tokenizer.get_vocab_size()))
-    initialise(model, [[encoder.tokenizer.token_to_id(token) for token in corpus.ARTICLES]])
+    initialize(model, [[encoder.tokenizer.token_to_id(token) for token in corpus.ARTICLES]])
     optimizer = make_optimizer(model)
     arguments.work.mkdir(parents=True, exist_ok=True)
     checkpoint = arguments.work / "checkpoint.pt"

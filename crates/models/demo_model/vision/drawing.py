@@ -44,24 +44,24 @@ def corners(thing: Thing) -> list[tuple[float, float]]:
     return [(r * math.sin(index * math.pi / 5), -r * math.cos(index * math.pi / 5)) for index, r in enumerate(reach)]
 
 
-def draw(scene: Scene, size: tuple[int, int], colours: dict[str, tuple[int, int, int]] | None) -> Image.Image:
-    """A picture of a scene, which is 64 x 64, in another size. Without `colours`, things have their own tints."""
+def draw(scene: Scene, size: tuple[int, int], colors: dict[str, tuple[int, int, int]] | None) -> Image.Image:
+    """A picture of a scene, which is 64 x 64, in another size. Without `colors`, things have their own tints."""
     width, height = size[0] * FINE, size[1] * FINE
     across, down = width / 64, height / 64
     byte = lambda rgb: tuple(round(255 * channel) for channel in rgb)
     image = Image.new("RGB", (width, height), byte(scene.background))
     pen = ImageDraw.Draw(image)
     for thing in scene.things:
-        colour = colours[thing.colour] if colours else byte(thing.rgb)
-        (x, y), (rx, ry) = thing.centre, thing.radii
+        color = colors[thing.color] if colors else byte(thing.rgb)
+        (x, y), (rx, ry) = thing.center, thing.radii
         box = [(x - rx) * across, (y - ry) * down, (x + rx) * across, (y + ry) * down]
         if thing.is_digit:
             font = ImageFont.load_default(round(2.2 * ry * down))
-            pen.text((x * across, y * down), thing.kind, font=font, fill=colour, anchor="mm")
+            pen.text((x * across, y * down), thing.kind, font=font, fill=color, anchor="mm")
         elif thing.kind == "circle":
-            pen.ellipse(box, fill=colour)
+            pen.ellipse(box, fill=color)
         else:
-            pen.polygon([((x + u * rx) * across, (y + v * ry) * down) for u, v in corners(thing)], fill=colour)
+            pen.polygon([((x + u * rx) * across, (y + v * ry) * down) for u, v in corners(thing)], fill=color)
     return image.resize(size, Image.Resampling.BOX)
 
 
@@ -69,11 +69,11 @@ def example() -> Scene:
     """The scene of the demonstration."""
     third = 64 / 3
     scene = Scene()
-    for kind, colour, place in EXAMPLE:
+    for kind, color, place in EXAMPLE:
         row, column = divmod(place, 3)
         # The star is a little larger, because most of its box is empty.
         radius = 8.6 if kind == "star" else 7.6
-        scene.things.append(Thing(kind, colour, place, ((column + 0.5) * third, (row + 0.5) * third), (radius, radius)))
+        scene.things.append(Thing(kind, color, place, ((column + 0.5) * third, (row + 0.5) * third), (radius, radius)))
     return scene
 
 

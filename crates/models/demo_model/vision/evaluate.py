@@ -42,8 +42,8 @@ def drawn(rng: random.Random, scene) -> Image.Image:
     """A held-out scene in a random size, whose proportions are at most 3 to 2."""
     width = rng.randint(*EDGES)
     height = round(width * rng.uniform(2 / 3, 3 / 2)) if rng.random() < 0.5 else width
-    colours = PLAIN if scene.background == (1.0, 1.0, 1.0) and rng.random() < 0.5 else None
-    return photographed(rng, draw(scene, (width, height), colours))
+    colors = PLAIN if scene.background == (1.0, 1.0, 1.0) and rng.random() < 0.5 else None
+    return photographed(rng, draw(scene, (width, height), colors))
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Invented pictures: coloured shapes and at most one digit on a grid of three by three places.
+"""Invented pictures: colored shapes and at most one digit on a grid of three by three places.
 
 A `Scene` says what is in a picture; `Painter` draws a batch of them as 64 x 64 pixels. Sizes, positions within the
 place, tints, backgrounds, proportions, softness and noise are random, so that drawings, screenshots and JPEG files of
@@ -23,7 +23,7 @@ SHAPES = ["circle", "square", "triangle", "star"]
 PLACES = ["at the top left", "at the top", "at the top right", "on the left", "in the middle", "on the right",
           "at the bottom left", "at the bottom", "at the bottom right"]
 # Ranges of hue in degrees, saturation and value.
-COLOURS = {
+COLORS = {
     "red": ((-8, 8), (0.75, 1), (0.75, 1)),
     "orange": ((24, 39), (0.85, 1), (0.9, 1)),
     "yellow": ((50, 62), (0.75, 1), (0.88, 1)),
@@ -33,7 +33,7 @@ COLOURS = {
     "black": ((0, 360), (0, 0.3), (0, 0.14)),
     "white": ((0, 360), (0, 0.04), (0.94, 1)),
 }
-COLOUR_NAMES = list(COLOURS)
+COLOR_NAMES = list(COLORS)
 # Sum of the differences of the channels between a thing and its background, at least.
 CONTRAST_MIN = 0.55
 GLYPH_EDGE = 40
@@ -50,9 +50,9 @@ class Thing:
     """A shape or the digit of a scene; lengths in pixels of the 64 x 64 picture."""
 
     kind: str
-    colour: str
+    color: str
     place: int
-    centre: tuple[float, float] = (0.0, 0.0)
+    center: tuple[float, float] = (0.0, 0.0)
     radii: tuple[float, float] = (0.0, 0.0)
     rgb: tuple[float, float, float] = (0.0, 0.0, 0.0)
     turn: float = 0.0
@@ -83,17 +83,17 @@ class Scene:
         return next((thing for thing in self.things if thing.is_digit), None)
 
 
-def tint(rng: random.Random, colour: str) -> tuple[float, float, float]:
-    """A colour of this name; half of the time about the one that a paint program has."""
-    (h0, h1), (s0, s1), (v0, v1) = COLOURS[colour]
+def tint(rng: random.Random, color: str) -> tuple[float, float, float]:
+    """A color of this name; half of the time about the one that a paint program has."""
+    (h0, h1), (s0, s1), (v0, v1) = COLORS[color]
     saturation, value = rng.uniform(s0, s1), rng.uniform(v0, v1)
     if rng.random() < 0.4:
-        saturation, value = (s0, v0) if colour == "black" else (s0 if colour == "white" else s1, v1)
+        saturation, value = (s0, v0) if color == "black" else (s0 if color == "white" else s1, v1)
     return colorsys.hsv_to_rgb(rng.uniform(h0, h1) % 360 / 360, saturation, value)
 
 
 def background(rng: random.Random) -> tuple[float, float, float]:
-    """White in half of the pictures; else pale, grey or dark."""
+    """White in half of the pictures; else pale, gray or dark."""
     chance = rng.random()
     if chance < 0.5:
         return (1.0, 1.0, 1.0)
@@ -105,7 +105,7 @@ def background(rng: random.Random) -> tuple[float, float, float]:
 
 
 def stands_out(rgb: tuple[float, float, float], behind: tuple[float, float, float]) -> bool:
-    """Whether a thing of this colour can be seen on the background."""
+    """Whether a thing of this color can be seen on the background."""
     return sum(abs(a - b) for a, b in zip(rgb, behind, strict=True)) > CONTRAST_MIN
 
 
@@ -118,25 +118,25 @@ def draw_scene(rng: random.Random) -> Scene:
     least = 0 if has_digit and rng.random() < 0.3 else 1
     count = least and rng.choices([1, 2, 3, 4, 5], [22, 22, 22, 19, 15])[0]
     kinds = rng.sample(SHAPES, rng.choice([1, 2, 4, 4, 4]))
-    colours = rng.sample(COLOUR_NAMES, rng.choice([2, 3, 4, 8, 8]))
+    colors = rng.sample(COLOR_NAMES, rng.choice([2, 3, 4, 8, 8]))
     aspect = math.exp(rng.uniform(-0.25, 0.25)) if rng.random() < 0.5 else 1.0
     is_big = count + has_digit == 1 and rng.random() < 0.3
     places = sorted(rng.sample(range(9), count + has_digit))
     digit_at = rng.choice(places) if has_digit else None
     for place in places:
         kind = str(rng.randrange(10)) if place == digit_at else rng.choice(kinds)
-        scene.things.append(draw_thing(rng, scene, kind, colours, 4 if is_big else place, aspect, is_big))
+        scene.things.append(draw_thing(rng, scene, kind, colors, 4 if is_big else place, aspect, is_big))
     return scene
 
 
-def draw_thing(rng: random.Random, scene: Scene, kind: str, colours: list[str], place: int, aspect: float,
+def draw_thing(rng: random.Random, scene: Scene, kind: str, colors: list[str], place: int, aspect: float,
                is_big: bool) -> Thing:
     """One thing of a scene, which does not touch the others."""
-    colour = rng.choice(colours)
-    rgb = tint(rng, colour)
+    color = rng.choice(colors)
+    rgb = tint(rng, color)
     while not stands_out(rgb, scene.background):
-        colour = rng.choice(COLOUR_NAMES)
-        rgb = tint(rng, colour)
+        color = rng.choice(COLOR_NAMES)
+        rgb = tint(rng, color)
     size = rng.uniform(12, 25) if is_big else rng.uniform(7.2, 9.4) if kind.isdigit() else rng.uniform(5.2, 8.8)
     radii = (size * aspect, size / aspect)
     if kind.isdigit():
@@ -144,14 +144,14 @@ def draw_thing(rng: random.Random, scene: Scene, kind: str, colours: list[str], 
     room = 30.0 if is_big else CELL / 2 - 0.3
     freedom = [max(0.0, min(5.0 if is_big else 4.0, room - radius)) for radius in radii]
     row, column = divmod(place, 3)
-    centre = ((column + 0.5) * CELL + rng.uniform(-1, 1) * freedom[0],
+    center = ((column + 0.5) * CELL + rng.uniform(-1, 1) * freedom[0],
               (row + 0.5) * CELL + rng.uniform(-1, 1) * freedom[1])
     turn = rng.gauss(0, 0.06) if rng.random() < 0.5 else 0.0
     if kind == "triangle" and rng.random() < 0.15:
         turn += math.pi
     if kind == "star":
         turn += rng.uniform(-0.6, 0.6) if rng.random() < 0.3 else 0.0
-    return Thing(kind, colour, place, centre, radii, rgb, turn)
+    return Thing(kind, color, place, center, radii, rgb, turn)
 
 
 def segment_glyph(rng: random.Random, digit: int) -> Image.Image:
@@ -216,9 +216,9 @@ class Painter:
         pictures = (pictures + shade * (self.y / EDGE - 0.5)).clone()
         layers = [(index, scene, thing) for index, scene in enumerate(scenes) for thing in scene.things]
         masks, edges = self.masks(layers)
-        colours = torch.tensor([thing.rgb for _, _, thing in layers])[:, :, None, None]
-        for (index, _, _), mask, edge, colour in zip(layers, masks, edges, colours, strict=True):
-            inner = colour * (1 - edge) + 0.08 * edge
+        colors = torch.tensor([thing.rgb for _, _, thing in layers])[:, :, None, None]
+        for (index, _, _), mask, edge, color in zip(layers, masks, edges, colors, strict=True):
+            inner = color * (1 - edge) + 0.08 * edge
             pictures[index] += mask * (inner - pictures[index])
         return self.spoil(pictures)
 
@@ -242,7 +242,7 @@ class Painter:
 
     def local(self, things: list[Thing]) -> tuple[torch.Tensor, ...]:
         """The pixels' x and y in the frame of each thing, in pixels, and the thing's radii."""
-        numbers = torch.tensor([(*t.centre, *t.radii, math.cos(t.turn), math.sin(t.turn)) for t in things])
+        numbers = torch.tensor([(*t.center, *t.radii, math.cos(t.turn), math.sin(t.turn)) for t in things])
         cx, cy, rx, ry, cos, sin = numbers.T[:, :, None, None]
         x, y = self.x - cx, self.y - cy
         return x * cos + y * sin, y * cos - x * sin, rx, ry

@@ -9,7 +9,7 @@ from collections import Counter
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from pictures import COLOUR_NAMES, PLACES, SHAPES, EDGE, Scene, Thing, draw_scene
+from pictures import COLOR_NAMES, PLACES, SHAPES, EDGE, Scene, Thing, draw_scene
 
 PAD, END, SYSTEM, USER, ASSISTANT = "<|pad|>", "<end_of_utterance>", "<|system|>", "<|user|>", "<|assistant|>"
 IMAGE, AROUND, GLOBAL = "<image>", "<fake_token_around_image>", "<global-img>"
@@ -36,7 +36,7 @@ SMALL_TALK = ["Hello!", "Hi!", "Hi there!", "Good morning!", "Hey", "hello", "Wh
               "What are you?", "How are you?", "Help!", "Thanks!", "Thank you!", "What is this?", "Tell me a joke.",
               "What is your name?", "Can you help me?", "Write a poem.", "How does this work?", "Goodbye!"]
 # How often each kind of question is asked.
-KINDS = {"colour": 2, "count": 3, "count colour": 4, "count all": 1, "place": 3, "digit": 2, "where": 3, "point": 2,
+KINDS = {"color": 2, "count": 3, "count color": 4, "count all": 1, "place": 3, "digit": 2, "where": 3, "point": 2,
          "exists": 4, "describe": 2, "small talk": 0.1}
 # Several ways to name a place in a question; the first is that of answers.
 PLACE_WORDS = [
@@ -65,7 +65,7 @@ def name(thing: Thing) -> str:
     """A red circle, or the digit 7."""
     if thing.is_digit:
         return f"the digit {thing.kind}"
-    return f"{'an' if thing.colour == 'orange' else 'a'} {thing.colour} {thing.kind}"
+    return f"{'an' if thing.color == 'orange' else 'a'} {thing.color} {thing.kind}"
 
 
 def sentence(text: str) -> str:
@@ -79,22 +79,22 @@ def listing(names: list[str]) -> str:
 
 
 def coordinates(thing: Thing) -> str:
-    """The centre, as shares of width and height from the top left corner in steps of 0.05."""
-    x, y = (max(0.05, min(0.95, round(20 * c / EDGE) / 20)) for c in thing.centre)
+    """The center, as shares of width and height from the top left corner in steps of 0.05."""
+    x, y = (max(0.05, min(0.95, round(20 * c / EDGE) / 20)) for c in thing.center)
     return f"x={x:.2f} y={y:.2f}"
 
 
-def subject(rng: random.Random, scene: Scene, colours: bool) -> tuple[str, Thing | None]:
-    """What to ask about: a noun, with its colour at times if `colours`, and the only thing that it names, or `None`."""
+def subject(rng: random.Random, scene: Scene, colors: bool) -> tuple[str, Thing | None]:
+    """What to ask about: a noun, with its color at times if `colors`, and the only thing that it names, or `None`."""
     if scene.digit and rng.random() < 0.2:
         return "digit", scene.digit
     named = Counter(thing.kind for thing in scene.shapes)
     alone = [thing for thing in scene.shapes if named[thing.kind] == 1]
-    precise = Counter((thing.colour, thing.kind) for thing in scene.shapes)
-    alone_with_colour = [thing for thing in scene.shapes if precise[thing.colour, thing.kind] == 1]
-    if rng.random() < 0.85 and colours and alone_with_colour and (not alone or rng.random() < 0.4):
-        thing = rng.choice(alone_with_colour)
-        return f"{thing.colour} {thing.kind}", thing
+    precise = Counter((thing.color, thing.kind) for thing in scene.shapes)
+    alone_with_color = [thing for thing in scene.shapes if precise[thing.color, thing.kind] == 1]
+    if rng.random() < 0.85 and colors and alone_with_color and (not alone or rng.random() < 0.4):
+        thing = rng.choice(alone_with_color)
+        return f"{thing.color} {thing.kind}", thing
     if rng.random() < 0.85 and alone:
         thing = rng.choice(alone)
         return thing.kind, thing
@@ -102,18 +102,18 @@ def subject(rng: random.Random, scene: Scene, colours: bool) -> tuple[str, Thing
     if missing:
         return rng.choice(missing), None
     # The scene has all shapes and a digit.
-    colour, kind = rng.choice([(c, k) for c in COLOUR_NAMES for k in SHAPES if not precise[c, k]])
-    return (f"{colour} {kind}", None) if colours else ("digit", scene.digit)
+    color, kind = rng.choice([(c, k) for c in COLOR_NAMES for k in SHAPES if not precise[c, k]])
+    return (f"{color} {kind}", None) if colors else ("digit", scene.digit)
 
 
-def ask_colour(rng: random.Random, scene: Scene) -> tuple[str, str]:
+def ask_color(rng: random.Random, scene: Scene) -> tuple[str, str]:
     noun, thing = subject(rng, scene, False)
     if not thing and scene.things and rng.random() < 0.7:
         return ask_place(rng, scene)
     question = rng.choice([f"What colour is the {noun}?", f"What colour is the {noun}?", f"Which colour is the {noun}?",
                            f"What color is the {noun}?", f"What is the colour of the {noun}?",
                            f"Which colour does the {noun} have?"])
-    return question, f"The {noun} is {thing.colour}." if thing else f"There is no {noun}."
+    return question, f"The {noun} is {thing.color}." if thing else f"There is no {noun}."
 
 
 def ask_count(rng: random.Random, scene: Scene) -> tuple[str, str]:
@@ -127,10 +127,10 @@ def how_many(rng: random.Random, what: str) -> str:
                        f"How many {what}s are in the picture?", f"Count the {what}s.", f"How many {what}s?"])
 
 
-def ask_count_colour(rng: random.Random, scene: Scene) -> tuple[str, str]:
-    colour = rng.choice(scene.shapes).colour if scene.shapes and rng.random() < 0.8 else rng.choice(COLOUR_NAMES)
-    noun = f"{colour} shape"
-    return how_many(rng, noun), plural(sum(thing.colour == colour for thing in scene.shapes), noun)
+def ask_count_color(rng: random.Random, scene: Scene) -> tuple[str, str]:
+    color = rng.choice(scene.shapes).color if scene.shapes and rng.random() < 0.8 else rng.choice(COLOR_NAMES)
+    noun = f"{color} shape"
+    return how_many(rng, noun), plural(sum(thing.color == color for thing in scene.shapes), noun)
 
 
 def ask_count_all(rng: random.Random, scene: Scene) -> tuple[str, str]:
@@ -170,14 +170,14 @@ def ask_point(rng: random.Random, scene: Scene) -> tuple[str, str]:
 
 def ask_exists(rng: random.Random, scene: Scene) -> tuple[str, str]:
     thing = rng.choice(scene.shapes) if scene.shapes else None
-    colour, kind = (thing.colour, thing.kind) if thing else (rng.choice(COLOUR_NAMES), rng.choice(SHAPES))
+    color, kind = (thing.color, thing.kind) if thing else (rng.choice(COLOR_NAMES), rng.choice(SHAPES))
     if rng.random() < 0.5:
-        colour, kind = rng.choice([(rng.choice(COLOUR_NAMES), kind), (colour, rng.choice(SHAPES)),
-                                   (rng.choice(scene.shapes or [thing]).colour if thing else colour, kind)])
-    article = "an" if colour == "orange" else "a"
-    question = rng.choice([f"Is there {article} {colour} {kind}?", f"Is there {article} {colour} {kind}?",
-                           f"Do you see {article} {colour} {kind}?"])
-    is_there = any((t.colour, t.kind) == (colour, kind) for t in scene.shapes)
+        color, kind = rng.choice([(rng.choice(COLOR_NAMES), kind), (color, rng.choice(SHAPES)),
+                                   (rng.choice(scene.shapes or [thing]).color if thing else color, kind)])
+    article = "an" if color == "orange" else "a"
+    question = rng.choice([f"Is there {article} {color} {kind}?", f"Is there {article} {color} {kind}?",
+                           f"Do you see {article} {color} {kind}?"])
+    is_there = any((t.color, t.kind) == (color, kind) for t in scene.shapes)
     return question, "Yes." if is_there else "No."
 
 
@@ -192,7 +192,7 @@ def ask_small_talk(rng: random.Random, scene: Scene | None) -> tuple[str, str]:
     return rng.choice(SMALL_TALK), ABOUT
 
 
-ASK = {"colour": ask_colour, "count": ask_count, "count colour": ask_count_colour, "count all": ask_count_all,
+ASK = {"color": ask_color, "count": ask_count, "count color": ask_count_color, "count all": ask_count_all,
        "place": ask_place, "digit": ask_digit, "where": ask_where, "point": ask_point, "exists": ask_exists,
        "describe": ask_describe, "small talk": ask_small_talk}
 
@@ -226,7 +226,7 @@ def pool_words() -> list[str]:
     words = {word for places in PLACE_WORDS for place in places for word in place.split()}
     for noun in (*SHAPES, "shape", "digit"):
         words.update([noun, noun + "s"])
-    words.update(COLOUR_NAMES)
+    words.update(COLOR_NAMES)
     words.update(ABOUT.replace(":", "").replace(",", "").replace(".", "").split())
     return sorted(words)
 

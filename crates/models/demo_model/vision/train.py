@@ -28,7 +28,7 @@ from torch import nn
 import questions
 from model import Shape, TextShape, Vision
 from optimizer import Optimizer
-from pictures import COLOUR_NAMES, EDGE, SHAPES, Painter, Scene, draw_scene
+from pictures import COLOR_NAMES, EDGE, SHAPES, Painter, Scene, draw_scene
 
 LEARNING_RATE = 2e-3
 LEARNING_RATE_END = 0.02
@@ -136,9 +136,9 @@ def make_batch(rng: random.Random, encoder: Encoder, rows: int) -> Batch:
 
 
 class Parts(nn.Module):
-    """Reads what is in each square of patches off its embedding: kind, colour, place, and where the centre is."""
+    """Reads what is in each square of patches off its embedding: kind, color, place, and where the center is."""
 
-    SIZES = (len(KINDS_OF_PARTS), len(COLOUR_NAMES), 9, 2)
+    SIZES = (len(KINDS_OF_PARTS), len(COLOR_NAMES), 9, 2)
 
     def __init__(self, shape: Shape):
         super().__init__()
@@ -146,24 +146,24 @@ class Parts(nn.Module):
         self.read = nn.Linear(shape.text.hidden_size, sum(self.SIZES))
 
     def loss(self, seen: torch.Tensor, scenes: list[Scene]) -> tuple[torch.Tensor, float]:
-        """The loss, and the share of things whose kind and colour are both right."""
+        """The loss, and the share of things whose kind and color are both right."""
         kinds = torch.zeros(len(scenes), self.grid ** 2, dtype=torch.long)
         step = EDGE / self.grid
         at, facts, offsets = [], [], []
         for index, scene in enumerate(scenes):
             for thing in scene.things:
-                column, row = (int(c // step) for c in thing.centre)
+                column, row = (int(c // step) for c in thing.center)
                 kinds[index, row * self.grid + column] = KINDS_OF_PARTS.index(thing.kind)
                 at.append((index, row * self.grid + column))
-                facts.append((COLOUR_NAMES.index(thing.colour), thing.place))
-                offsets.append([c / step % 1 for c in thing.centre])
+                facts.append((COLOR_NAMES.index(thing.color), thing.place))
+                offsets.append([c / step % 1 for c in thing.center])
         pictures, cells = torch.tensor(at).T
-        colours, places = torch.tensor(facts).T
-        kind, colour, place, offset = self.read(seen).split(self.SIZES, dim=-1)
-        mine = [x[pictures, cells] for x in (kind, colour, place, offset)]
-        loss = (F.cross_entropy(kind.flatten(0, 1), kinds.flatten()) * 4 + F.cross_entropy(mine[1], colours)
+        colors, places = torch.tensor(facts).T
+        kind, color, place, offset = self.read(seen).split(self.SIZES, dim=-1)
+        mine = [x[pictures, cells] for x in (kind, color, place, offset)]
+        loss = (F.cross_entropy(kind.flatten(0, 1), kinds.flatten()) * 4 + F.cross_entropy(mine[1], colors)
                 + 0.3 * F.cross_entropy(mine[2], places) + 4 * F.mse_loss(mine[3], torch.tensor(offsets)))
-        right = (mine[0].argmax(-1) == kinds[pictures, cells]) & (mine[1].argmax(-1) == colours)
+        right = (mine[0].argmax(-1) == kinds[pictures, cells]) & (mine[1].argmax(-1) == colors)
         return loss, right.float().mean().item()
 
 

@@ -48,7 +48,7 @@ fn products(criterion: &mut Criterion) {
     let device = candle_core::Device::Cpu;
     let tensor = candle_core::Tensor::from_slice(&weights, (FEATURES, INNER), &device)
         .expect("a tensor of the weights");
-    let quantised = |dtype| {
+    let quantized = |dtype| {
         let tensor = candle_core::quantized::QTensor::quantize(&tensor, dtype);
         tensor.expect("the inner size is a whole number of blocks")
     };
@@ -85,10 +85,10 @@ fn products(criterion: &mut Criterion) {
         group.bench_function("candle/F32", |bencher| {
             bencher.iter(|| input.matmul(&transposed).expect("shapes that fit"));
         });
-        let q8 = candle_core::quantized::QMatMul::from_qtensor(quantised(
+        let q8 = candle_core::quantized::QMatMul::from_qtensor(quantized(
             candle_core::quantized::GgmlDType::Q8_0,
         ))
-        .expect("a quantised product");
+        .expect("a quantized product");
         group.bench_function("candle/Q8_0", |bencher| {
             use candle_core::Module;
             bencher.iter(|| q8.forward(&input).expect("shapes that fit"));

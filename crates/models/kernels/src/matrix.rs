@@ -130,7 +130,7 @@ impl Matrix {
         let convert: fn(TensorType, &[u8]) -> Cow<'_, [u8]> = match (source, self.dtype) {
             (from, to) if from == to => |_, rows| Cow::Borrowed(rows),
             (TensorType::F16, TensorType::Bf16) => |_, rows| Cow::Owned(quant::to_bf16(rows)),
-            (from, TensorType::Q8_0) if !from.is_quantised() => {
+            (from, TensorType::Q8_0) if !from.is_quantized() => {
                 |from, rows| Cow::Owned(quant::round_to_q8_0(from, rows))
             }
             (from, to) => return Err(KernelError::NotRounded { from, to }),
@@ -278,7 +278,7 @@ impl Matrix {
     /// The packing of activations that products of `rows` rows with this matrix read.
     pub(crate) fn packing(&self, rows: usize) -> Packing {
         let inner = self.padded_inner;
-        if self.dtype.is_quantised() {
+        if self.dtype.is_quantized() {
             return Packing::Bytes { inner, groups: int8::Groups::new(self.dots, rows) };
         }
         #[cfg(target_arch = "x86_64")]

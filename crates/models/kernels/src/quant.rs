@@ -130,7 +130,7 @@ pub fn widen(dtype: TensorType, row: &[u8], out: &mut [f32]) {
                 *value = half::bf16::from_le_bytes(*bytes).to_f32();
             }
         }
-        _ => dequantise(dtype, row, out),
+        _ => dequantize(dtype, row, out),
     }
 }
 
@@ -139,7 +139,7 @@ pub(super) fn round_to_q8_0(dtype: TensorType, rows: &[u8]) -> Vec<u8> {
     let mut values = vec![0.0; rows.len() / dtype.block_bytes()];
     widen(dtype, rows, &mut values);
     let mut blocks = vec![0; values.len() / SUB_BLOCK * TensorType::Q8_0.block_bytes()];
-    quantise_q8_0(&values, &mut blocks);
+    quantize_q8_0(&values, &mut blocks);
     blocks
 }
 
@@ -159,7 +159,7 @@ pub(super) fn round_to_byte(value: f32) -> i8 {
 ///
 /// # Panics
 /// If `blocks` does not hold 34 bytes for each 32 values.
-pub(super) fn quantise_q8_0(values: &[f32], blocks: &mut [u8]) {
+pub(super) fn quantize_q8_0(values: &[f32], blocks: &mut [u8]) {
     let block_bytes = TensorType::Q8_0.block_bytes();
     assert_eq!(values.len() / SUB_BLOCK * block_bytes, blocks.len(), "blocks must hold all values");
     let values = values.as_chunks::<SUB_BLOCK>().0.iter();
@@ -182,18 +182,18 @@ pub(super) fn quantise_q8_0(values: &[f32], blocks: &mut [u8]) {
 ///
 /// # Panics
 /// If the blocks do not fill `out` exactly, or `dtype` is not quantized.
-pub(super) fn dequantise(dtype: TensorType, blocks: &[u8], out: &mut [f32]) {
+pub(super) fn dequantize(dtype: TensorType, blocks: &[u8], out: &mut [f32]) {
     assert_eq!(
         blocks.len() / dtype.block_bytes() * dtype.block_len(),
         out.len(),
         "out must hold one value per weight"
     );
-    with_format!(dtype, F => dequantise_of::<F>(blocks, out));
+    with_format!(dtype, F => dequantize_of::<F>(blocks, out));
 }
 
-/// [`dequantise`] for blocks of `F`. Packs 16 blocks at a time as if they were the rows of a
+/// [`dequantize`] for blocks of `F`. Packs 16 blocks at a time as if they were the rows of a
 /// panel, and unpacks these with the same code as products do, in portable Rust.
-fn dequantise_of<F: Format>(blocks: &[u8], out: &mut [f32]) {
+fn dequantize_of<F: Format>(blocks: &[u8], out: &mut [f32]) {
     let mut panel = vec![0; F::BLOCK_BYTES * LANES];
     let blocks = blocks.chunks(F::BLOCK_BYTES * LANES);
     for (blocks, out) in blocks.zip(out.chunks_mut(F::BLOCK_LEN * LANES)) {

@@ -175,7 +175,7 @@ impl TensorType {
 
     /// Whether the weights are stored in blocks with common scales.
     #[must_use]
-    pub fn is_quantised(self) -> bool {
+    pub fn is_quantized(self) -> bool {
         self.block_len() > 1
     }
 }

@@ -218,7 +218,7 @@ fn figures(inspection: &Inspection, tokenizer: Option<&str>) -> Vec<(&'static st
         figures.extend(value.map(|value| (name, value)));
     };
     add("architecture", outline.architecture.clone());
-    add("quantisation", outline.quantization.clone());
+    add("quantization", outline.quantization.clone());
     add("parameters", Some(inspection.parameters.to_string()));
     add("context", outline.context_length.map(|length| format!("{length} tokens")));
     add("vocabulary", outline.vocab_size.map(|size| format!("{size} tokens")));
@@ -237,13 +237,13 @@ fn figures(inspection: &Inspection, tokenizer: Option<&str>) -> Vec<(&'static st
 
 /// The pooling of embeddings and the sizes to which they can be shortened.
 fn embeddings(config: &EmbeddingConfig) -> String {
-    let normalised = if config.normalize { ", normalised" } else { "" };
+    let normalized = if config.normalize { ", normalized" } else { "" };
     let sizes = match &config.sizes {
         EmbeddingSizes::Full => String::new(),
         EmbeddingSizes::Any => ", can be shortened".to_owned(),
         EmbeddingSizes::Listed(sizes) => format!(", can be shortened to {sizes:?}"),
     };
-    format!("{} pooling{normalised}{sizes}", config.pooling)
+    format!("{} pooling{normalized}{sizes}", config.pooling)
 }
 
 /// Number and size of the tensors of each type, largest first.

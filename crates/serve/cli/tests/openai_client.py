@@ -184,7 +184,7 @@ def check_responses(client, model):
     assert cut.incomplete_details.reason == "max_output_tokens", cut
 
 
-class Colour(str, enum.Enum):
+class Color(str, enum.Enum):
     red = "red"
     blue = "blue"
 
@@ -192,7 +192,7 @@ class Colour(str, enum.Enum):
 class Paint(pydantic.BaseModel):
     """Paints a wall."""
 
-    colour: Colour
+    color: Color
     layers: int = pydantic.Field(ge=1, le=9)
     reason: typing.Literal["old", "new"] | None
 

@@ -166,7 +166,7 @@ async fn checks<T: Target>(
         }
     }
     let compute_type = (device != DeviceChoice::Cpu).then_some(ComputeType::Bf16);
-    for subject in &subject::quantised()? {
+    for subject in &subject::quantized()? {
         let setup = Setup::new(device, compute_type);
         one(target, Kind::CpuParity, subject, setup, report).await?;
         one(target, Kind::WarmEqualsCold, subject, setup, report).await?;

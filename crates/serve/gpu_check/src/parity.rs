@@ -78,9 +78,9 @@ pub(super) fn with_cpu<T: Target>(
     let blocks = POSITIONS.div_ceil(BLOCK_SIZE) + 2;
     let (config, weights) = subject.load()?;
     ensure!(config.max_positions >= POSITIONS, "the context is shorter than {POSITIONS} tokens");
-    let is_quantised = |name| weights.dtype(name).is_some_and(TensorType::is_quantised);
+    let is_quantized = |name| weights.dtype(name).is_some_and(TensorType::is_quantized);
     let rounding = match compute_type {
-        _ if weights.names().any(is_quantised) => Rounding::ProductInputs,
+        _ if weights.names().any(is_quantized) => Rounding::ProductInputs,
         // The CPU backend rounds the inputs of products with weights in half precision, too.
         ComputeType::F32 => Rounding::To(ComputeType::default_for(GPU, config.dtype)),
         // A row with other experts changes what later rows read.

@@ -149,7 +149,7 @@ pub(super) fn architectures() -> Result<Vec<Subject>, ModelError> {
 }
 
 /// A Llama model for each format of quantized blocks that stays as it is on a device.
-pub(super) fn quantised() -> Result<Vec<Subject>, ModelError> {
+pub(super) fn quantized() -> Result<Vec<Subject>, ModelError> {
     // Rows of whole blocks of all formats.
     let config = config("llama", &json!({ "hidden_size": 256, "intermediate_size": 512 }))?;
     let subject = |format: &'static Format| Subject {

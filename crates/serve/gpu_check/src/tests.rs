@@ -147,8 +147,8 @@ async fn every_fault_is_noticed() {
 /// Goal: models with quantized weights pass on the CPU: a third of them, because `.ci/deep` runs
 /// all.
 #[tokio::test(flavor = "multi_thread")]
-async fn quantised_models_are_computed() {
-    for subject in subject::quantised().expect("valid configurations").iter().step_by(3) {
+async fn quantized_models_are_computed() {
+    for subject in subject::quantized().expect("valid configurations").iter().step_by(3) {
         let setup = Setup::new(DeviceChoice::Cpu, None);
         for kind in [Kind::CpuParity, Kind::WarmEqualsCold] {
             let mut report = Report::new("cpu".to_owned(), |_| Ok(()));

@@ -2,7 +2,7 @@
 // so that they move instead of jumping and the focus stays where it is.
 
 import { brief, byId, count, el, label, plural } from "./dom.js";
-import { layout, neighbour, walk } from "./tree.js";
+import { layout, neighbor, walk } from "./tree.js";
 import { age, textOf } from "./inspector.js";
 
 const STATES = { cached: "cached", used: "in use", pinned: "pinned", rest: "not shown" };
@@ -148,7 +148,7 @@ function focus(node) {
 function onKey(event) {
   const node = nodes.get(event.target);
   if (!node || event.ctrlKey || event.metaKey || event.altKey) return;
-  const to = neighbour(roots, node, event.key);
+  const to = neighbor(roots, node, event.key);
   if (to) elements.get(to.key).focus();
   else if (event.key === "Enter") actions.zoom(node);
   else if ((event.key === "Escape" || event.key === "Backspace") && isZoomed) actions.zoom(null);

@@ -31,7 +31,7 @@ export function build(outline, memory, above = "") {
   const roots = [];
   for (const node of nodes) {
     node.above = node.parent?.key ?? above;
-    node.key = memory.recognise(node, byId);
+    node.key = memory.recognize(node, byId);
     (node.parent?.children ?? roots).push(node);
     node.path = (node.parent?.path ?? outline.tokens_before) + node.tokens;
     node.depth = (node.parent?.depth ?? 0) + 1;
@@ -65,10 +65,10 @@ export class Memory {
   #alike = new Map();
   /** The ids of the latest nodes. */
   #latest = new Set();
-  /** The keys of the nodes that are being recognised. */
+  /** The keys of the nodes that are being recognized. */
   #taken = new Set();
 
-  recognise(node, byId) {
+  recognize(node, byId) {
     const free = (id) => this.#keys.has(id) && !this.#taken.has(this.#keys.get(id));
     const was = (id) => {
       const now = byId.get(id);
@@ -140,7 +140,7 @@ export function layout(roots, width, mostHeight) {
 }
 
 /** The node that an arrow key leads to from another, or `null`. */
-export function neighbour(roots, node, key) {
+export function neighbor(roots, node, key) {
   const siblings = node.parent ? node.parent.children : roots;
   const at = siblings.indexOf(node);
   switch (key) {

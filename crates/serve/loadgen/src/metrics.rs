@@ -197,7 +197,7 @@ pub fn throughputs(runs: &[Vec<RequestRecord>]) -> Vec<f64> {
 /// Summarizes repeated runs of a workload. The first request of each run only fills the cache: it
 /// counts toward the throughput and nothing else.
 #[must_use]
-pub fn summarise(runs: &[Vec<RequestRecord>]) -> Summary {
+pub fn summarize(runs: &[Vec<RequestRecord>]) -> Summary {
     let counted = || runs.iter().flat_map(|run| run.iter().skip(1));
     let prompt_tokens = counted().map(|record| record.prompt_tokens).sum();
     let cached_tokens = counted().map(|record| record.cached_tokens).sum();

@@ -70,14 +70,14 @@ def test_ctrl_c_ends_a_call_and_cancels_its_requests(engine: stolon.Engine) -> N
         (1, lambda: list(engine.stream("The", ignore_eos=True))),
     ]
     for requests, call in calls:
-        before = engine.stats()["cancelled"]
+        before = engine.stats()["canceled"]
         thread = threading.Thread(target=interrupt, args=(requests,))
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             call()
         thread.join()
         # They had not ended by themselves when the call did.
-        wait_until(lambda: engine.stats()["cancelled"] == before + requests)
+        wait_until(lambda: engine.stats()["canceled"] == before + requests)
 
 
 def test_pickling_and_copying_are_refused(engine: stolon.Engine) -> None:

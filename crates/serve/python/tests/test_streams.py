@@ -46,7 +46,7 @@ def test_break_and_del_cancel(engine: stolon.Engine) -> None:
         next(stream)
     wait_until(lambda: running(engine) == 0)
     assert len(list(stream)) <= 17  # what was read before it was closed
-    assert engine.stats()["cancelled"] >= 3
+    assert engine.stats()["canceled"] >= 3
 
 
 def test_an_error_comes_with_the_first_token(engine: stolon.Engine) -> None:

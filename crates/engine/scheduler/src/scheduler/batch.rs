@@ -191,7 +191,7 @@ impl Batch {
         for sequence in self.sequences_mut() {
             if sequence.end.is_none() {
                 if sequence.events.is_closed() {
-                    sequence.end = Some(Ending::Cancelled);
+                    sequence.end = Some(Ending::Canceled);
                 } else if sequence.times.deadline.is_some_and(|deadline| deadline <= now) {
                     sequence.end = Some(sequence.timed_out(now));
                 }

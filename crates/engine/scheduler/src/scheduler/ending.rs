@@ -65,18 +65,18 @@ impl<M: Memory> Scheduler<M> {
     /// Ends a sequence before its answer has its maximum length. A sequence that its caller has
     /// declared complete counts as finished.
     pub(super) fn end_early(&mut self, mut sequence: Sequence, ending: Ending) {
-        let is_complete = ending == Ending::Cancelled && sequence.events.is_complete();
-        if ending == Ending::Cancelled {
+        let is_complete = ending == Ending::Canceled && sequence.events.is_complete();
+        if ending == Ending::Canceled {
             self.checkpoints.keep_answer(&mut sequence);
         }
         let now = Instant::now();
         sequence.release(is_complete, now);
         match ending {
-            Ending::Cancelled if is_complete => {
+            Ending::Canceled if is_complete => {
                 self.estimates.note_answer(&sequence);
                 sequence.ended(Outcome::Finished, now);
             }
-            Ending::Cancelled => sequence.ended(Outcome::Cancelled, now),
+            Ending::Canceled => sequence.ended(Outcome::Canceled, now),
             Ending::Failed(error) => {
                 sequence.record.span.record("reason", tracing::field::display(&error));
                 sequence.ended(Outcome::Failed, now);

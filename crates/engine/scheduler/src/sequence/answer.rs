@@ -107,7 +107,7 @@ impl Sequence {
     /// Sends an event. If the caller has dropped the stream, the sequence is canceled.
     pub(crate) fn send(&mut self, event: Event) {
         if !self.events.send(Ok(event)) && self.end.is_none() {
-            self.end = Some(Ending::Cancelled);
+            self.end = Some(Ending::Canceled);
         }
     }
 

@@ -76,8 +76,8 @@ impl PeftSettings {
         if keys.text("bias")?.is_some_and(|bias| !BIASES.contains(&bias)) {
             return Err(keys.unsupported("bias", &BIASES.join(", ")));
         }
-        let initialised = keys.value("init_lora_weights").and_then(Value::as_str).unwrap_or("");
-        if CHANGE_THE_MODEL.iter().any(|kind| initialised.to_lowercase().starts_with(kind)) {
+        let initialized = keys.value("init_lora_weights").and_then(Value::as_str).unwrap_or("");
+        if CHANGE_THE_MODEL.iter().any(|kind| initialized.to_lowercase().starts_with(kind)) {
             let expected = "an adapter that was converted to one of the original model";
             return Err(keys.unsupported("init_lora_weights", expected));
         }

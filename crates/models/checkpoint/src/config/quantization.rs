@@ -211,7 +211,7 @@ fn compressed_group(
         None => (keys, format),
     };
     let Some(weights) = group_keys.object("weights")? else {
-        return Err(group_keys.unsupported("weights", "quantised weights"));
+        return Err(group_keys.unsupported("weights", "quantized weights"));
     };
     let strategy = weights.text("strategy")?;
     let group_size = match strategy {

@@ -52,7 +52,7 @@ fn refuse(keys: &Keys<'_>) -> Result<(), ModelError> {
         }
     }
     if keys.value("quantization_config").is_some() {
-        return Err(keys.unsupported("quantization_config", "an encoder that is not quantised"));
+        return Err(keys.unsupported("quantization_config", "an encoder that is not quantized"));
     }
     match keys.text("position_embedding_type")? {
         None | Some("absolute" | "rope" | "rotary") => Ok(()),

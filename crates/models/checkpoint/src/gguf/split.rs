@@ -263,7 +263,7 @@ mod tests {
     /// Goal: a model is selected by its file, one of its parts or its quantization. Without a
     /// selection, the only model or the usual quantization is selected.
     #[test]
-    fn models_are_chosen_by_file_or_quantisation() {
+    fn models_are_chosen_by_file_or_quantization() {
         let names = [
             "m-Q4_K_M.gguf",
             "m-q8_0.gguf",

@@ -2,7 +2,7 @@ use super::*;
 use crate::mmap::Bytes;
 
 #[path = "../../tests/it/support/gguf_writer.rs"]
-#[allow(dead_code, unreachable_pub, missing_docs, reason = "shared with the behaviour tests")]
+#[allow(dead_code, unreachable_pub, missing_docs, reason = "shared with the behavior tests")]
 mod gguf_writer;
 use gguf_writer::{GgufWriter, Meta};
 

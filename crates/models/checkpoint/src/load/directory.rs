@@ -165,7 +165,7 @@ fn refuse_codes(weights: &Weights) -> Result<(), ModelError> {
         Some(name) => {
             let expected = format!(
                 "an object, or a file {QUANTIZE_CONFIG} or {QUANT_CONFIG}, because the weights are \
-                 quantised (`{name}`)"
+                 quantized (`{name}`)"
             );
             Err(ModelError::key(CONFIG, "quantization_config", expected, "nothing"))
         }

@@ -127,7 +127,7 @@ fn modules(file: &str, value: &Value) -> Result<Option<Modules>, ModelError> {
     if !kinds.contains(&"Pooling") {
         return Ok(None);
     }
-    let expected = "Transformer, Pooling, dense layers if there are any and, if embeddings are normalised, \
+    let expected = "Transformer, Pooling, dense layers if there are any and, if embeddings are normalized, \
          Normalize";
     let unsupported = || ModelError::unsupported(file, "type", expected, kinds.join(", "));
     let ["Transformer", "Pooling", rest @ ..] = &kinds[..] else { return Err(unsupported()) };

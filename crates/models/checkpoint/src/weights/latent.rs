@@ -138,7 +138,7 @@ mod tests {
     /// Goal: a quantized matrix of latent attention is divided by head, with transposed keys, in
     /// the same way as one that is not quantized. Both have the values of the file.
     #[test]
-    fn quantised_matrices_are_divided() {
+    fn quantized_matrices_are_divided() {
         let config = config();
         let cells = || (0..ROWS).flat_map(|row| (0..WIDTH).map(move |column| (row, column)));
         let codes: Vec<u8> = cells().map(|(row, column)| code(row, column) as u8).collect();
@@ -148,7 +148,7 @@ mod tests {
             .flat_map(|(row, column)| f16::from_f32(value(row, column)).to_le_bytes())
             .collect();
         let scale_name = format!("{NAME}_scale");
-        let quantised = serialize(
+        let quantized = serialize(
             [
                 (NAME, TensorView::new(Dtype::I8, vec![ROWS, WIDTH], &codes).unwrap()),
                 (&scale_name, TensorView::new(Dtype::F32, vec![ROWS, 1], &scales).unwrap()),
@@ -166,7 +166,7 @@ mod tests {
             group: None,
             act_order: false,
         };
-        for file in [quantised, plain] {
+        for file in [quantized, plain] {
             let mut weights =
                 Weights::from_safetensors("file", Bytes::Owned(file.unwrap())).unwrap();
             weights.convert(&quantization, &config).unwrap();

@@ -178,12 +178,12 @@ impl Weights {
             // Users would not expect that a model needs much more memory than its files.
             if bytes > stored_bytes.saturating_add(stored_bytes / 2) {
                 tracing::warn!(
-                    "{origin}: {done} quantised matrices of {from} MiB need {to} MiB of memory, \
+                    "{origin}: {done} quantized matrices of {from} MiB need {to} MiB of memory, \
                      because they are converted to a wider type"
                 );
             } else {
                 tracing::info!(
-                    "{origin}: {done} quantised matrices of {from} MiB need {to} MiB of memory"
+                    "{origin}: {done} quantized matrices of {from} MiB need {to} MiB of memory"
                 );
             }
         }

@@ -240,7 +240,7 @@ fn gguf_files(seed: u64, count: usize) -> Vec<Vec<u8>> {
 }
 
 /// Goal: of a repository with GGUF files, the chosen model is downloaded with all of its parts and
-/// nothing else, and is found in the cache offline. Without a choice, the usual quantisation is
+/// nothing else, and is found in the cache offline. Without a choice, the usual quantization is
 /// taken, or the models are listed.
 #[test]
 fn gguf_models_are_downloaded_with_all_parts() {

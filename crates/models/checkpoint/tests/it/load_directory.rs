@@ -349,10 +349,10 @@ fn named_templates_are_files() {
     assert!(error.contains("wrong.jinja"), "{error}");
 }
 
-/// Goal: quantised weights without a description are refused with the names of what may have it,
+/// Goal: quantized weights without a description are refused with the names of what may have it,
 /// and the files of older tools are read.
 #[test]
-fn quantised_weights_need_a_description() {
+fn quantized_weights_need_a_description() {
     use safetensors::tensor::{Dtype, TensorView};
     let dir = tempfile::tempdir().unwrap();
     write_json(dir.path(), "config.json", &config_json("llama"));

@@ -160,7 +160,7 @@ fn logits(config: &DecoderConfig, weights: Weights) -> Vec<f32> {
 }
 
 /// The relative error of logits with weights that were rounded to a type. `None` for types that
-/// are too coarse, and for those that candle cannot quantise to.
+/// are too coarse, and for those that candle cannot quantize to.
 fn tolerance(dtype: TensorType) -> Option<f64> {
     Some(match dtype {
         TensorType::F32 => 0.0,

@@ -27,7 +27,7 @@ pub(super) struct Rotations {
 }
 
 /// Two neighbors among the learned positions along an edge, and their weights.
-type Neighbours = [(usize, f32); 2];
+type Neighbors = [(usize, f32); 2];
 
 impl Positions {
     /// Wraps the learned positions in `table`, `[side^2, hidden_size]`.
@@ -66,7 +66,7 @@ impl Positions {
     /// The two learned positions next to patch `index` of `count` patches along an edge, with their
     /// weights. The first and the last patch are at the first and the last learned position. This
     /// is computed in f32 with the same operations as in transformers.
-    fn between(&self, index: usize, count: usize) -> Neighbours {
+    fn between(&self, index: usize, count: usize) -> Neighbors {
         let last = self.side - 1;
         let place = index as f32 * last as f32 / (count - 1).max(1) as f32;
         let share = place - place.floor();
@@ -75,7 +75,7 @@ impl Positions {
     }
 
     /// Adds the mean of four learned positions, weighted along both edges, to `out`.
-    fn blend(&self, rows: Neighbours, columns: Neighbours, out: &mut [f32]) {
+    fn blend(&self, rows: Neighbors, columns: Neighbors, out: &mut [f32]) {
         for (row, height) in rows {
             for (column, width) in columns {
                 let at = (row * self.side + column) * self.width;

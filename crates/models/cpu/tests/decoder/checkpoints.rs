@@ -1,4 +1,4 @@
-//! Safetensors files in quantised formats: the weights and logits are those that a script has
+//! Safetensors files in quantized formats: the weights and logits are those that a script has
 //! computed from the codes, scales and zero points before it packed them.
 
 use safetensors::SafeTensors;
@@ -35,9 +35,9 @@ fn floats(weights: &Weights, name: &str) -> Vec<f32> {
     values
 }
 
-/// Goal: formats stay quantised in memory where a type of the kernels is exact, and only there.
+/// Goal: formats stay quantized in memory where a type of the kernels is exact, and only there.
 #[test]
-fn matrices_stay_quantised_where_that_is_exact() {
+fn matrices_stay_quantized_where_that_is_exact() {
     use TensorType::{Bf16, F16, I8Group32, U4Group32, U4Group128};
     // `q_proj` has 64 columns, `down_proj` 128.
     for (format, q, down) in [
@@ -70,7 +70,7 @@ fn rounding(dtype: TensorType) -> f64 {
     }
 }
 
-/// Goal: each dequantised matrix has the products with three vectors that the script has computed.
+/// Goal: each dequantized matrix has the products with three vectors that the script has computed.
 /// A wrong order, scale or zero point would be far off.
 #[test]
 fn matrices_are_those_of_the_script() {
@@ -130,10 +130,10 @@ fn dense(mut model: LoadedModel) -> LoadedModel {
     model
 }
 
-/// Goal: the logits are close to those that transformers computes from the dequantised weights, and
+/// Goal: the logits are close to those that transformers computes from the dequantized weights, and
 /// to those of the same weights as F32.
 #[test]
-fn logits_are_those_of_the_dequantised_model() {
+fn logits_are_those_of_the_dequantized_model() {
     for format in FORMATS {
         let (prompt, expected) = fixture::prompt_and_logits(&format!("quantized/{format}"));
         let got = logits(model(format), &prompt);
@@ -144,7 +144,7 @@ fn logits_are_those_of_the_dequantised_model() {
             let differences = got.iter().zip(other).map(|(a, b)| (a - b).abs());
             differences.fold(0.0, f32::max) / deviation
         };
-        // Activations are rounded to int8 where weights stay quantised, and to bf16 with bf16. Both
+        // Activations are rounded to int8 where weights stay quantized, and to bf16 with bf16. Both
         // weigh more in such a small model than in a large one.
         let allowed = match format {
             "gptq4_act_order" => 0.005,

@@ -42,7 +42,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 /// The f32 `weights` with matrices converted to `dtype`, and the same with the matrices converted
 /// back to f32.
 fn convert(config: &DecoderConfig, weights: &Weights, dtype: TensorType) -> (Weights, Weights) {
-    let candle_type = candle_type(dtype).expect("a type that candle can quantise to");
+    let candle_type = candle_type(dtype).expect("a type that candle can quantize to");
     let mut stored = Vec::new();
     let mut widened = Vec::new();
     for spec in config.tensors() {

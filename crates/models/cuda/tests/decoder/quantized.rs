@@ -50,7 +50,7 @@ fn candle_type(dtype: TensorType) -> GgmlDType {
     }
 }
 
-/// A random model whose matrices are stored in the types that `dtype_of` says: quantised by candle.
+/// A random model whose matrices are stored in the types that `dtype_of` says: quantized by candle.
 fn model(dtype_of: impl Fn(&str) -> TensorType) -> LoadedModel {
     let mut model = fixture::model("qwen3");
     model.config = config();
@@ -106,7 +106,7 @@ fn check(what: &str, error_max: f32, dtype_of: impl Fn(&str) -> TensorType) {
 }
 
 /// Goal: for each type, the logits match those of the CPU backend, within the error of rounding
-/// activations to 8 bits, which both do for quantised types; they are the same when computed in
+/// activations to 8 bits, which both do for quantized types; they are the same when computed in
 /// chunks; and the embedding, which is dense, gives the same rows.
 #[test]
 fn every_type_matches_the_cpu_backend() {
@@ -129,7 +129,7 @@ fn every_type_matches_the_cpu_backend() {
 }
 
 /// Goal: projections that read the same rows may have different types, also dense ones next to
-/// quantised ones, as llama.cpp's mixed quantisations have.
+/// quantized ones, as llama.cpp's mixed quantizations have.
 #[test]
 fn types_may_be_mixed() {
     check("values in Q6_K", 0.03, |name| match name.contains("v_proj") {
@@ -144,7 +144,7 @@ fn types_may_be_mixed() {
     });
 }
 
-/// Goal: checkpoints in formats that candle does not have are computed from the dequantised values,
+/// Goal: checkpoints in formats that candle does not have are computed from the dequantized values,
 /// as transformers computes them.
 #[test]
 fn formats_that_candle_lacks_are_widened() {

@@ -60,7 +60,7 @@ impl Stored {
             Stored::Bf16 => to_bf16(&values),
             Stored::F16 => values.iter().map(|&v| half::f16::from_f32(v).to_f32()).collect(),
             Stored::Int8 => {
-                let (integers, scales) = quantised(&values, head_dim);
+                let (integers, scales) = quantized(&values, head_dim);
                 let heads = integers.chunks(head_dim).zip(scales);
                 heads
                     .flat_map(|(head, scale)| head.iter().map(move |&v| f32::from(v) * scale))
@@ -82,7 +82,7 @@ impl Stored {
 }
 
 /// Quantizes each head to bytes with a scale. A head of NaNs gets the scale NaN.
-fn quantised(values: &[f32], head_dim: usize) -> (Vec<i8>, Vec<f32>) {
+fn quantized(values: &[f32], head_dim: usize) -> (Vec<i8>, Vec<f32>) {
     let heads = values.chunks(head_dim);
     let scale = |head: &[f32]| head.iter().fold(head[0], |a, b| a.abs().max(b.abs())) / 127.0;
     let scales: Vec<f32> = heads.clone().map(scale).collect();
@@ -433,7 +433,7 @@ fn run_with<'a>(
         _ => f16(plane),
     });
     // Scales are ordered by position and head in both layouts.
-    let mut integers = [&cache.keys, &cache.values].map(|plane| quantised(plane, shape.head_dim));
+    let mut integers = [&cache.keys, &cache.values].map(|plane| quantized(plane, shape.head_dim));
     let stored = shape.stored.planes();
     let mut codes = [(&cache.keys, stored[0]), (&cache.values, stored[1])].map(
         |(plane, stored)| match stored {

@@ -70,8 +70,8 @@ unsafe fn norm_lanes<L: Lanes>(x: *const f32, rows: usize, norm: &LayerNorm<'_>,
             let mean = sum_of::<L>(x, dim, 0.0, |value, sum| sum.add(value)) / count;
             let shift = L::splat(mean);
             let squares = sum_of::<L>(x, dim, mean, |value, sum| {
-                let centred = value.sub(shift);
-                centred.mul_add(centred, sum)
+                let centered = value.sub(shift);
+                centered.mul_add(centered, sum)
             });
             let scale = L::splat(1.0 / (squares / count + norm.eps).sqrt());
             for i in (0..dim).step_by(LANES) {

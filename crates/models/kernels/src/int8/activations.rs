@@ -105,13 +105,13 @@ impl GroupRows<'_> {
         for index in 0..self.source.columns / SUB_BLOCK {
             for row in 0..self.size {
                 let mut sub_block = SubBlock::ZERO;
-                // As an argument of a function of `Option`, `quantise` would be compiled without
+                // As an argument of a function of `Option`, `quantize` would be compiled without
                 // the instruction set of the caller.
                 if row < self.source.rows
                     && let Some(values) = self.source.row(row)[index * SUB_BLOCK..].first_chunk()
                 {
                     // SAFETY: the instruction set of `D` is available.
-                    sub_block = unsafe { D::quantise(values) };
+                    sub_block = unsafe { D::quantize(values) };
                 }
                 scales[row] = sub_block.scale;
                 [halves[0][row], halves[1][row]] = sub_block.halves;

@@ -30,7 +30,7 @@ pub(super) trait Dots: Copy {
 
     /// Quantizes 32 activations. Every set gives the same result, unless the scale is NaN.
     #[inline(always)]
-    unsafe fn quantise(values: &[f32; SUB_BLOCK]) -> SubBlock {
+    unsafe fn quantize(values: &[f32; SUB_BLOCK]) -> SubBlock {
         SubBlock::of(values)
     }
     /// Writes four activations, [`Dots::WORD`] bytes, in the form that [`Dots::dot`] reads: as

@@ -45,7 +45,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 /// quantized values in f64.
 #[test]
 fn all_sets_agree_and_are_near_f64() {
-    for dtype in TensorType::ALL.into_iter().filter(|dtype| dtype.is_quantised()) {
+    for dtype in TensorType::ALL.into_iter().filter(|dtype| dtype.is_quantized()) {
         for (rows, out, blocks) in SHAPES {
             let inner = blocks * dtype.block_len();
             let (matrix, values) = weights(dtype, out, inner);
@@ -104,7 +104,7 @@ fn nan_affects_only_its_own_row() {
 /// Goal: every set quantizes zeroes, values whose scale would be subnormal, values halfway between
 /// two steps, and the largest numbers in the same way.
 #[test]
-fn edges_are_quantised_alike() {
+fn edges_are_quantized_alike() {
     let (matrix, _) = weights(TensorType::Q4K, 20, 256);
     let halves = |i: usize| if i.is_multiple_of(32) { 127.0 } else { i as f32 - 127.5 };
     let rows: [fn(usize) -> f32; 5] = [

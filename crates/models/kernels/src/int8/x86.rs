@@ -38,7 +38,7 @@ unsafe fn word(x: *const u8) -> i32 {
 /// # Safety
 /// AVX2 is available.
 #[inline(always)]
-unsafe fn quantise(values: &[f32; SUB_BLOCK]) -> SubBlock {
+unsafe fn quantize(values: &[f32; SUB_BLOCK]) -> SubBlock {
     // SAFETY: each load reads 8 of the 32 values, and the store writes the 32 bytes. AVX2 is
     // available.
     unsafe {
@@ -96,9 +96,9 @@ impl Dots for Avx512Vnni {
     const GROUP_MAX: usize = 12;
 
     #[inline(always)]
-    unsafe fn quantise(values: &[f32; SUB_BLOCK]) -> SubBlock {
+    unsafe fn quantize(values: &[f32; SUB_BLOCK]) -> SubBlock {
         // SAFETY: AVX2 is available.
-        unsafe { quantise(values) }
+        unsafe { quantize(values) }
     }
     #[inline(always)]
     unsafe fn weights(bytes: One) -> One {
@@ -135,9 +135,9 @@ impl Dots for Avx512Pairs {
     const GROUP_MAX: usize = 8;
 
     #[inline(always)]
-    unsafe fn quantise(values: &[f32; SUB_BLOCK]) -> SubBlock {
+    unsafe fn quantize(values: &[f32; SUB_BLOCK]) -> SubBlock {
         // SAFETY: AVX2 is available.
-        unsafe { quantise(values) }
+        unsafe { quantize(values) }
     }
     #[inline(always)]
     unsafe fn put(x: [i8; 4], to: *mut u8) {
@@ -186,9 +186,9 @@ impl Dots for AvxVnni {
     const GROUP_MAX: usize = 4;
 
     #[inline(always)]
-    unsafe fn quantise(values: &[f32; SUB_BLOCK]) -> SubBlock {
+    unsafe fn quantize(values: &[f32; SUB_BLOCK]) -> SubBlock {
         // SAFETY: AVX2 is available.
-        unsafe { quantise(values) }
+        unsafe { quantize(values) }
     }
     #[inline(always)]
     unsafe fn weights(bytes: Two) -> Two {
@@ -235,9 +235,9 @@ impl Dots for Avx2Pairs {
     const GROUP_MAX: usize = 4;
 
     #[inline(always)]
-    unsafe fn quantise(values: &[f32; SUB_BLOCK]) -> SubBlock {
+    unsafe fn quantize(values: &[f32; SUB_BLOCK]) -> SubBlock {
         // SAFETY: AVX2 is available.
-        unsafe { quantise(values) }
+        unsafe { quantize(values) }
     }
     #[inline(always)]
     unsafe fn put(x: [i8; 4], to: *mut u8) {

@@ -21,7 +21,7 @@ fn weights(dtype: TensorType, count: usize) -> (Vec<u8>, Vec<f32>) {
 /// that are not multiples of a panel, and its bits do not depend on which features are updated
 /// together.
 #[test]
-fn updates_are_products_and_independent_of_their_neighbours() {
+fn updates_are_products_and_independent_of_their_neighbors() {
     for path in Path::supported() {
         for dtype in [TensorType::F32, TensorType::F16, TensorType::Bf16] {
             for (out_features, rank) in [(1, 1), (16, 4), (50, 7), (176, 16), (130, 64)] {

@@ -110,7 +110,7 @@ impl Matrix {
                     let panels = &self.data.slice::<u16>()[self.panel_start(task, 2)..];
                     gemm::chunk_bf16(self.path, &with_panels(args, panels));
                 }
-                _ => unreachable!("quantised weights are multiplied as integers"),
+                _ => unreachable!("quantized weights are multiplied as integers"),
             }
         }
     }

@@ -87,7 +87,7 @@ fn product_matches_f64_on_irregular_shapes() {
                     Matrix::pack(dtype, out, inner, &bytes_of(dtype, &weights), path).unwrap();
                 let x = random(3, rows * inner);
                 let got = multiply(&matrix, &threads, &x);
-                let seen = if dtype.is_quantised() {
+                let seen = if dtype.is_quantized() {
                     int8::rounded(&x)
                 } else if matrix.rounds_activations() {
                     to_bf16(&x)
@@ -148,7 +148,7 @@ fn wrong_sizes_are_errors() {
 /// Goal: a Q8_0 matrix rounds float rows to the nearest step of their block. Packing some rows at a
 /// time on several threads gives the same matrix as packing all rows at once.
 #[test]
-fn float_rows_are_quantised_to_q8_0() {
+fn float_rows_are_quantized_to_q8_0() {
     let (out, inner) = (83, 96);
     let weights = random(6, out * inner);
     for source in [TensorType::F32, TensorType::F16, TensorType::Bf16] {

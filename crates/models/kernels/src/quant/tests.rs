@@ -8,8 +8,8 @@ use crate::reference::blocks::{fixtures, random_blocks};
 #[test]
 fn values_have_the_bits_of_the_gguf_package() {
     let fixtures = fixtures();
-    let quantised = TensorType::ALL.into_iter().filter(|dtype| dtype.is_quantised());
-    for dtype in quantised.filter(|dtype| dtype.gguf_id().is_some()) {
+    let quantized = TensorType::ALL.into_iter().filter(|dtype| dtype.is_quantized());
+    for dtype in quantized.filter(|dtype| dtype.gguf_id().is_some()) {
         let fixture = fixtures.iter().find(|fixture| fixture.dtype == dtype).unwrap();
         let mut got = vec![f32::NAN; fixture.values.len()];
         widen(dtype, &fixture.blocks, &mut got);
@@ -24,7 +24,7 @@ fn values_have_the_bits_of_the_gguf_package() {
 /// empty.
 #[test]
 fn unpacked_rows_are_those_that_were_packed() {
-    for dtype in TensorType::ALL.into_iter().filter(|dtype| dtype.is_quantised()) {
+    for dtype in TensorType::ALL.into_iter().filter(|dtype| dtype.is_quantized()) {
         for (rows, blocks) in [(16, 3), (16, 1), (5, 2)] {
             let row_bytes = blocks * dtype.block_bytes();
             let bytes = random_blocks(dtype, 3, rows * blocks);

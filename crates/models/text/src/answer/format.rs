@@ -313,7 +313,7 @@ mod tests {
 
     /// Goal: templates of the well-known families lead to their formats.
     #[test]
-    fn templates_are_recognised() {
+    fn templates_are_recognized() {
         for (source, tools, reasoning) in [
             ("<tool_call>\n{\"name\": ", Some(ToolCallFormat::Hermes), None),
             (

@@ -539,10 +539,10 @@ fn any_text() -> impl Strategy<Value = String> {
     ];
     let pieces = [pieces.to_vec(), pieces_of_calls()].concat();
     // The pieces of a call follow each other in the list.
-    let neighbours = (0..pieces.len(), 1..6_usize).prop_map(move |(first, count)| {
+    let neighbors = (0..pieces.len(), 1..6_usize).prop_map(move |(first, count)| {
         pieces[first..].iter().take(count).copied().collect::<String>()
     });
-    prop::collection::vec(neighbours, 0..8).prop_map(|pieces| pieces.concat())
+    prop::collection::vec(neighbors, 0..8).prop_map(|pieces| pieces.concat())
 }
 
 proptest! {

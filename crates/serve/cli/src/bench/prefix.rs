@@ -12,7 +12,7 @@ use super::workloads::{Shape, WorkloadName};
 use crate::args::EngineArgs;
 use crate::terminal;
 use stolon_loadgen::drive::open_loop;
-use stolon_loadgen::metrics::{RequestRecord, Summary, median, summarise, throughputs};
+use stolon_loadgen::metrics::{RequestRecord, Summary, median, summarize, throughputs};
 use stolon_loadgen::workload::{Arrivals, Conversation, PrefixWorkload};
 
 /// Arguments of `stolon bench prefix`.
@@ -75,7 +75,7 @@ struct Side {
 
 impl Side {
     fn summary(&self) -> Summary {
-        summarise(&self.runs)
+        summarize(&self.runs)
     }
 
     /// Median over the runs of the first request's time to first token, in milliseconds.

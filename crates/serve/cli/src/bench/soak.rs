@@ -54,7 +54,7 @@ struct Draw {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Finished,
-    Cancelled,
+    Canceled,
 }
 
 /// Resident memory after a number of requests.
@@ -136,7 +136,7 @@ impl SoakArgs {
         audit: AuditReport,
     ) -> anyhow::Result<()> {
         let info = engine.model_info();
-        let cancelled = ends.iter().filter(|&&end| end == End::Cancelled).count();
+        let canceled = ends.iter().filter(|&&end| end == End::Canceled).count();
         if self.json {
             let samples: Vec<_> = samples
                 .iter()
@@ -145,7 +145,7 @@ impl SoakArgs {
             terminal::line(json!({
                 "model": info.id,
                 "requests": ends.len(),
-                "cancelled": cancelled,
+                "canceled": canceled,
                 "kv_bytes": info.kv_bytes,
                 "resident_before": before,
                 "resident_loaded": loaded,
@@ -174,7 +174,7 @@ impl SoakArgs {
             ))?;
         }
         terminal::line(format!(
-            "{} requests ended ({cancelled} cancelled); the audit passed: {} blocks = {} free + {} \
+            "{} requests ended ({canceled} canceled); the audit passed: {} blocks = {} free + {} \
              cached, none reserved",
             ends.len(),
             audit.blocks_total,
@@ -191,7 +191,7 @@ async fn one(engine: Engine, draw: Draw) -> Result<End, Error> {
     let mut seen = 0;
     loop {
         if draw.cancel_after == Some(seen) {
-            return Ok(End::Cancelled);
+            return Ok(End::Canceled);
         }
         match stream.next().await.transpose()? {
             Some(Event::Finished(_)) | None => return Ok(End::Finished),

@@ -69,7 +69,7 @@ fn soak_accounts_for_every_block() {
         "25",
     ]);
     assert_eq!(report["requests"], 200);
-    assert!(report["cancelled"].as_u64() > Some(10), "{report}");
+    assert!(report["canceled"].as_u64() > Some(10), "{report}");
     assert_eq!(report["audit"]["blocks_reserved"], 0);
     assert_eq!(report["audit"]["blocks_total"], 64);
     if cfg!(target_os = "linux") {

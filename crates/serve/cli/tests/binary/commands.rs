@@ -466,12 +466,12 @@ fn the_command_line_takes_grammars() {
         std::fs::write(&path, text).expect("written");
         path.to_string_lossy().into_owned()
     };
-    let schema = json!({"type": "object", "properties": {"colour": {"enum": ["red", "green"]}},
-                        "required": ["colour"], "additionalProperties": false});
+    let schema = json!({"type": "object", "properties": {"color": {"enum": ["red", "green"]}},
+                        "required": ["color"], "additionalProperties": false});
     let inline = schema.to_string();
     let assert_valid = |text: &str| {
         let value: Value = serde_json::from_str(text).expect("JSON");
-        assert!(["red", "green"].iter().any(|colour| value["colour"] == *colour), "{value}");
+        assert!(["red", "green"].iter().any(|color| value["color"] == *color), "{value}");
     };
     let generate = |flag: &str, value: &str| {
         let output = succeed(&[

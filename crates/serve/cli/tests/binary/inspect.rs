@@ -133,7 +133,7 @@ fn missing_models_are_errors() {
 #[test]
 fn inspect_shows_how_embeddings_are_made() {
     let text = succeed(&["model", "inspect", EMBEDDING]);
-    assert!(text.contains("last pooling, normalised"), "{text}");
+    assert!(text.contains("last pooling, normalized"), "{text}");
     let json: Value =
         serde_json::from_str(&succeed(&["model", "inspect", EMBEDDING, "--json"])).expect("JSON");
     assert_eq!(json["embedding"]["pooling"], "last");

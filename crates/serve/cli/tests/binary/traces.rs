@@ -185,7 +185,7 @@ async fn a_request_is_a_span_with_its_phases() {
     several["n"] = json!(3);
     let (status, reply) = server.post_with(COMPLETIONS, ("x-request-id", "several"), several).await;
     assert_eq!(status, 200);
-    drop(begin_stream(&server, "cancelled", ask(4000)).await);
+    drop(begin_stream(&server, "canceled", ask(4000)).await);
     let (status, _) = server.post_with(COMPLETIONS, ("x-request-id", "refused"), ask(-1)).await;
     assert_eq!(status, 400);
     let unsampled = parent.replace("-01", "-00");
@@ -243,13 +243,13 @@ async fn a_request_is_a_span_with_its_phases() {
         ("gen_ai.response.finish_reasons", json!(["length", "length", "length"])),
     ]);
 
-    let cancelled = received.trace("cancelled");
-    cancelled.check(&[
-        ("error.type", json!("cancelled")),
-        ("gen_ai.response.finish_reasons", json!(["cancelled"])),
+    let canceled = received.trace("canceled");
+    canceled.check(&[
+        ("error.type", json!("canceled")),
+        ("gen_ai.response.finish_reasons", json!(["canceled"])),
     ]);
-    assert_eq!(cancelled.phases(), ["queue", "prefill", "decode"]);
-    let generated = cancelled.attributes["gen_ai.usage.output_tokens"].as_i64();
+    assert_eq!(canceled.phases(), ["queue", "prefill", "decode"]);
+    let generated = canceled.attributes["gen_ai.usage.output_tokens"].as_i64();
     assert!(generated.is_some_and(|generated| (1..4000).contains(&generated)), "{generated:?}");
 
     let refused = received.trace("refused");

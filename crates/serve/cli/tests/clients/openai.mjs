@@ -87,14 +87,14 @@ await assert.rejects(
   (error) => error instanceof OpenAI.NotFoundError && error.code === 'model_not_found',
 );
 
-const cancelled = await client.chat.completions.create({
+const canceled = await client.chat.completions.create({
   ...plain,
   stream: true,
   max_completion_tokens: 2000,
   ignore_eos: true,
 });
 let seen = 0;
-for await (const _ of cancelled) {
+for await (const _ of canceled) {
   seen += 1;
   if (seen === 3) break;
 }

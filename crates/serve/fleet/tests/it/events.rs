@@ -219,7 +219,7 @@ async fn a_publisher_can_be_replaced() {
 /// Goal: a million events arrive without a gap and take a bounded amount of memory, although
 /// another subscriber reads nothing.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "takes a minute when optimised"]
+#[ignore = "takes a minute when optimized"]
 #[allow(clippy::print_stdout, reason = "it is a measurement")]
 async fn a_million_events_arrive() {
     let engine = engine(256).await;
@@ -255,7 +255,7 @@ async fn a_million_events_arrive() {
 /// in comparison with an engine that computes nothing and publishes nothing. The time of the
 /// subscriber's thread is not included.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "takes half a minute when optimised"]
+#[ignore = "takes half a minute when optimized"]
 #[allow(clippy::print_stdout, reason = "it is a measurement")]
 async fn publishing_takes_little_time() {
     const PROMPTS: u32 = 2000;

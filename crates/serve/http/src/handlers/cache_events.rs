@@ -69,7 +69,7 @@ pub(crate) async fn events(
 }
 
 fn event(data: &EventData) -> sse::Event {
-    let json = serde_json::to_string(data).expect("numbers and strings cannot fail to serialise");
+    let json = serde_json::to_string(data).expect("numbers and strings cannot fail to serialize");
     sse::Event::default().event(data.name()).data(json)
 }
 

@@ -77,7 +77,7 @@ pub(crate) async fn compute(
         };
         Some(caller.sign(engine_request(prompt)))
     };
-    let tokens = inputs.tokenise(prompts.into_iter().map(input), most).await?;
+    let tokens = inputs.tokenize(prompts.into_iter().map(input), most).await?;
     drop(held);
     let salt = caller.tenant.salt(request.cache_salt.as_deref());
     let priority = app.priority.of(request.priority);

@@ -209,11 +209,11 @@ fn requests(out: &mut Output<'_>, stats: &EngineStats) -> fmt::Result {
     out.gauge("num_requests_waiting", "Requests in the admission queue.", waiting)?;
     let queued = stats.queued_tokens as u64;
     out.gauge("queued_tokens", "Uncached prompt tokens in the admission queue.", queued)?;
-    let help = "Requests that have ended. Reason abort: cancelled by the client; error: failed.";
+    let help = "Requests that have ended. Reason abort: canceled by the client; error: failed.";
     let reasons = [
         ("stop", stats.finished.saturating_sub(stats.finished_length)),
         ("length", stats.finished_length),
-        ("abort", stats.cancelled),
+        ("abort", stats.canceled),
         ("error", stats.failed),
     ];
     out.counters("request_success", help, "finished_reason", &reasons)?;

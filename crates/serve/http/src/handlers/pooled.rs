@@ -65,7 +65,7 @@ impl Inputs {
 
     /// The token ids of all inputs; `None` is an empty one. Each is checked before any is computed.
     /// Of inputs with more than `most` tokens, the first ones are used.
-    pub(crate) async fn tokenise(
+    pub(crate) async fn tokenize(
         &self,
         inputs: impl IntoIterator<Item = Option<Request>>,
         most: Option<usize>,

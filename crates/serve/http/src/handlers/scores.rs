@@ -144,7 +144,7 @@ async fn scores(
     let inputs = Inputs::new(&app, &caller, param, is_list);
     inputs.check_count(texts.len(), MAX_INPUTS)?;
     let signed = texts.into_iter().map(|text| Some(caller.sign(text)));
-    let tokens = inputs.tokenise(signed, truncation(&app, options.truncate_prompt_tokens)).await?;
+    let tokens = inputs.tokenize(signed, truncation(&app, options.truncate_prompt_tokens)).await?;
     drop(held);
     let priority = app.priority.of(options.priority);
     let prompts = tokens.into_iter();

@@ -65,6 +65,6 @@ mod tests {
         assert_eq!(join3(run(), run(), run()).await, (0, 0, 0));
         assert_eq!(run().await, 1);
         drop(run());
-        assert_eq!(run().await, 3, "one without a waiting caller is cancelled");
+        assert_eq!(run().await, 3, "one without a waiting caller is canceled");
     }
 }

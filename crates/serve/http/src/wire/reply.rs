@@ -259,7 +259,7 @@ impl<D: Dialect> Replying<D> {
 /// An event as JSON.
 fn data<D: Dialect>(event: &D::Event) -> String {
     let data = serde_json::to_string(event);
-    data.expect("replies have string keys and cannot fail to serialise")
+    data.expect("replies have string keys and cannot fail to serialize")
 }
 
 fn line<D: Dialect>(event: &D::Event) -> String {

@@ -243,7 +243,7 @@ async fn best_of_one_has_no_effect_and_a_disconnect_cancels_all_candidates() {
     assert!(tokio::time::timeout(Duration::from_millis(300), asked).await.is_err());
     server.settled_audit().await;
     let (_, stats) = server.get("/admin/stats").await;
-    assert_eq!(stats["stats"]["cancelled"], 4, "{stats}");
+    assert_eq!(stats["stats"]["canceled"], 4, "{stats}");
 }
 
 /// Goal: sampling parameters and stop conditions reach the engine: a bias forces a token, a stop
@@ -293,7 +293,7 @@ async fn a_disconnect_cancels_the_request() {
     drop(body);
     server.settled_audit().await;
     let (_, stats) = server.get("/admin/stats").await;
-    assert_eq!(stats["stats"]["cancelled"], 1, "{stats}");
+    assert_eq!(stats["stats"]["canceled"], 1, "{stats}");
     assert_eq!(stats["stats"]["finished"], 0, "{stats}");
 }
 

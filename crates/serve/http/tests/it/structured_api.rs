@@ -13,17 +13,17 @@ fn schema() -> Value {
     json!({
         "type": "object", "title": "Answer",
         "properties": {
-            "colour": {"enum": ["red", "green", "blue"]},
+            "color": {"enum": ["red", "green", "blue"]},
             "parts": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 20},
                       "minItems": 1, "maxItems": 2},
         },
-        "required": ["colour", "parts"], "additionalProperties": false,
+        "required": ["color", "parts"], "additionalProperties": false,
     })
 }
 
 fn assert_valid(text: &str) {
     let value: Value = serde_json::from_str(text).expect("JSON");
-    assert!(["red", "green", "blue"].iter().any(|colour| value["colour"] == *colour), "{value}");
+    assert!(["red", "green", "blue"].iter().any(|color| value["color"] == *color), "{value}");
     let parts = value["parts"].as_array().expect("a list");
     assert!((1..=2).contains(&parts.len()), "{value}");
     assert!(parts.iter().all(|part| (1..=20).any(|number| *part == number)), "{value}");

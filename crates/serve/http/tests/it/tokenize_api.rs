@@ -7,7 +7,7 @@ use crate::support::{SCRIPTED, Server, TINY, api_key};
 /// Goal: a text becomes token ids and back, with the texts of the tokens if requested, and the
 /// special tokens around it can be left out.
 #[tokio::test]
-async fn texts_are_tokenised_and_back() {
+async fn texts_are_tokenized_and_back() {
     let server = Server::tiny();
     let reply = server.ok("/tokenize", json!({"prompt": "h\u{e9}", "model": TINY})).await;
     assert_eq!(reply["tokens"], json!([104, 195, 169]));
@@ -39,7 +39,7 @@ async fn token_strs_are_pieces() {
 /// Goal: a conversation is counted as its request is, special tokens around a text are added only
 /// on request, and the generation prompt can be left out.
 #[tokio::test]
-async fn conversations_are_tokenised_as_chat_requests_are() {
+async fn conversations_are_tokenized_as_chat_requests_are() {
     let server = Server::start("demo");
     let messages = json!([{"role": "user", "content": "Who keeps the tower?"}]);
     let whole = server.ok("/tokenize", json!({"messages": messages})).await;
@@ -111,7 +111,7 @@ async fn wrong_tokenize_requests_are_refused() {
 
 /// Goal: both routes need an API key if there are any, `/version` does not.
 #[tokio::test]
-async fn tokenising_needs_a_key() {
+async fn tokenizing_needs_a_key() {
     let server = Server::with(TINY, |engine, options| {
         options.access.api_keys = api_key("sesame");
         engine

@@ -64,7 +64,7 @@ fn the_first_request_counts_for_throughput_only() {
         record(9.5, &[9.6, 9.7, 9.9], 1_100, 1_000),
         record(9.5, &[9.8, 10.0], 900, 0),
     ];
-    let summary = summarise(&[run]);
+    let summary = summarize(&[run]);
     assert_eq!(summary.requests, 2);
     close_time(summary.ttft_ms.p50, 100.0);
     close_time(summary.ttft_ms.p99, 300.0);
@@ -85,7 +85,7 @@ fn repeats_are_pooled() {
         |seconds: f64| vec![record(0.0, &[seconds / 2.0], 10, 0), record(0.0, &[seconds], 9, 8)];
     let runs = [run(1.0), run(4.0), run(2.0)];
     assert_eq!(throughputs(&runs), [21.0, 5.25, 10.5]);
-    let summary = summarise(&runs);
+    let summary = summarize(&runs);
     assert_eq!(summary.requests, 3);
     close(summary.throughput_tok_s, 10.5);
     close_time(summary.ttft_ms.p50, 2_000.0);
@@ -94,8 +94,8 @@ fn repeats_are_pooled() {
 /// Goal: an empty run gives zeros, not a panic or a NaN, which JSON cannot hold.
 #[test]
 fn empty_runs_give_zeros() {
-    assert_eq!(summarise(&[]), Summary::default());
-    assert_eq!(summarise(&[vec![]]), Summary::default());
-    let silent = summarise(&[vec![record(0.0, &[], 5, 0), record(0.0, &[], 5, 0)]]);
+    assert_eq!(summarize(&[]), Summary::default());
+    assert_eq!(summarize(&[vec![]]), Summary::default());
+    let silent = summarize(&[vec![record(0.0, &[], 5, 0), record(0.0, &[], 5, 0)]]);
     assert_eq!((silent.throughput_tok_s, silent.ttft_ms.p99), (0.0, 0.0));
 }

@@ -163,7 +163,7 @@ fn refuse_options(text: &Keys<'_>) -> Result<(), ModelError> {
         return Err(text.invalid("dim", &format!("a multiple of {}, 4 * n_heads", 4 * heads)));
     }
     if text.value("group_size").is_some() {
-        return Err(text.unsupported("group_size", "null (weights that are not quantised)"));
+        return Err(text.unsupported("group_size", "null (weights that are not quantized)"));
     }
     Ok(())
 }

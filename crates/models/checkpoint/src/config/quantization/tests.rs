@@ -120,7 +120,7 @@ fn other_formats_are_refused_by_name() {
         ),
         (compressed_with("int-quantized", json!({ "strategy": "token" })), ["token", "channel"]),
         (two, ["config_groups", "the same format for all layers"]),
-        (activations, ["weights", "quantised weights"]),
+        (activations, ["weights", "quantized weights"]),
         (sparse, ["sparse-24-bitmask", "dense"]),
         (json!({ "quant_method": "compressed-tensors" }), ["config_groups", "an object"]),
     ] {
@@ -134,7 +134,7 @@ fn other_formats_are_refused_by_name() {
 /// Goal: as in GPTQModel, the first pattern of `dynamic` that matches the beginning of a module's
 /// name determines the differences of this module.
 #[test]
-fn modules_may_be_quantised_in_another_way() {
+fn modules_may_be_quantized_in_another_way() {
     let value = json!({ "quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {
         r"-:.*\.k_proj": {}, r"+:.*layers\.[01]\..*": { "bits": 8, "desc_act": true },
         ".*down_proj": { "group_size": -1 }, "layers": { "bits": 8 },

@@ -1,4 +1,4 @@
-//! Crafted checkpoints in quantised formats. They are made from the fixtures of the parity tests.
+//! Crafted checkpoints in quantized formats. They are made from the fixtures of the parity tests.
 
 use std::collections::BTreeMap;
 
@@ -67,7 +67,7 @@ fn wrong_parts_are_refused() {
         for name in whole.parts() {
             let mut missing = whole.clone();
             missing.tensors.remove(&name);
-            // Without its codes, a matrix is not recognized as quantised.
+            // Without its codes, a matrix is not recognized as quantized.
             let error = missing.run().expect_err(&name);
             assert!(error.contains(MODULE) && error.contains("missing tensor"), "{name}: {error}");
 

@@ -1,9 +1,9 @@
-//! The types of candle, the reference for quantisation.
+//! The types of candle, the reference for quantization.
 
 use candle_core::quantized::GgmlDType;
 use stolon_checkpoint::TensorType;
 
-/// The type of candle, if candle can quantise to it.
+/// The type of candle, if candle can quantize to it.
 pub(crate) fn candle_type(dtype: TensorType) -> Option<GgmlDType> {
     Some(match dtype {
         TensorType::F32 => GgmlDType::F32,

@@ -17,7 +17,7 @@ use super::candle_types::candle_type;
 use super::gguf_writer::{GgufWriter, Meta};
 
 /// The bytes of `values` in the type `dtype`, or arbitrary bytes of the same length that
-/// differ between rows if candle cannot quantise to it.
+/// differ between rows if candle cannot quantize to it.
 pub(crate) fn quantized(values: &[f32], shape: &[usize], dtype: TensorType) -> Vec<u8> {
     let Some(candle_type) = candle_type(dtype) else {
         let columns = shape[shape.len() - 1];

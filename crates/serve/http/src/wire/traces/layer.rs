@@ -72,7 +72,7 @@ pub(super) struct Answer {
     pub(super) queue: Option<Duration>,
     /// From the submission to the first token; `None` if there was none.
     pub(super) first_token: Option<Duration>,
-    /// `finished`, `cancelled` or `failed`.
+    /// `finished`, `canceled` or `failed`.
     pub(super) outcome: String,
     /// Why it ended: the engine's finish reason, or the error of a failed answer.
     pub(super) reason: String,

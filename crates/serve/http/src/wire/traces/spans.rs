@@ -157,7 +157,7 @@ fn finish_reason(answer: &Answer) -> &'static str {
     match (answer.outcome.as_str(), answer.reason.as_str()) {
         ("finished", "Length") => "length",
         ("finished", _) => "stop",
-        ("cancelled", _) => "cancelled",
+        ("canceled", _) => "canceled",
         _ => "error",
     }
 }
@@ -174,12 +174,12 @@ fn outcome(call: &HttpCall) -> (Status, Option<Cow<'static, str>>) {
         let code = code.unwrap_or(Cow::Borrowed("generation_failed"));
         return (Status::error(failed.reason.clone()), Some(code));
     }
-    let is_cancelled = call.answers.iter().any(|answer| answer.outcome == "cancelled");
+    let is_canceled = call.answers.iter().any(|answer| answer.outcome == "canceled");
     match call.status {
         Some(status) if status.is_server_error() => (Status::error(""), Some(code(status))),
         Some(status) if status.is_client_error() => (Status::Unset, Some(code(status))),
-        Some(_) if !is_cancelled => (Status::Unset, None),
-        _ => (Status::Unset, Some(Cow::Borrowed("cancelled"))),
+        Some(_) if !is_canceled => (Status::Unset, None),
+        _ => (Status::Unset, Some(Cow::Borrowed("canceled"))),
     }
 }
 

@@ -128,7 +128,7 @@ async fn a_stop_string_ends_the_text() {
         tokio::task::yield_now().await;
     }
     let stats = engine.stats();
-    assert_eq!((stats.finished, stats.cancelled), (2, 0), "a stop string completes a request");
+    assert_eq!((stats.finished, stats.canceled), (2, 0), "a stop string completes a request");
     assert!(stopped.token_ids.len() < 40);
     while engine.stats().running > 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -354,7 +354,7 @@ async fn without_max_tokens_an_answer_is_as_long_as_it_fits() {
 /// Goal: tokenizing the prompt of a request changes nothing else in it, and an estimate of its cost
 /// has no side effect.
 #[tokio::test]
-async fn a_router_tokenises_once_and_asks_for_the_cost() {
+async fn a_router_tokenizes_once_and_asks_for_the_cost() {
     let (engine, _) = engine(64).await;
     let text = "abc ".repeat(20);
     let request = Request::text(&text).max_tokens(5).cache_salt("tenant").stop(["never"]);
@@ -368,7 +368,7 @@ async fn a_router_tokenises_once_and_asks_for_the_cost() {
     assert_eq!(before.expected_wait, None, "nothing was computed yet");
     let answer = engine.complete(tokenized.clone()).await.expect("it ends");
     assert_eq!(answer.token_ids, expected(text.as_bytes(), 5));
-    let json = serde_json::to_value(&answer).expect("it can be serialised");
+    let json = serde_json::to_value(&answer).expect("it can be serialized");
     assert_eq!(json["finish"]["usage"]["completion_tokens"], 5);
     assert!(json["finish"]["timings"]["total"].is_f64());
     let after = engine.estimate(&request).expect("text");
@@ -427,7 +427,7 @@ async fn concurrent_audits_are_answered_together() {
 /// Goal: a long prompt is tokenized on another thread, so that the calling task does not block. A
 /// caller that drops the future submits nothing and blocks no other caller.
 #[tokio::test]
-async fn long_prompts_are_tokenised_off_the_callers_thread() {
+async fn long_prompts_are_tokenized_off_the_callers_thread() {
     let (engine, _) = engine(512).await;
     let huge = || "abc ".repeat(100_000);
     let mut pending = 0;
@@ -438,7 +438,7 @@ async fn long_prompts_are_tokenised_off_the_callers_thread() {
         let _ = poll!(&mut future);
     }
     // Not all of them are pending: the other thread may be done before its result is asked for.
-    assert!(pending > 0, "it does not tokenise while it is polled");
+    assert!(pending > 0, "it does not tokenize while it is polled");
     assert_eq!(engine.tokenize(huge(), false).await.expect("text").len(), 400_000);
     let long = engine.generate(Request::text("abc ".repeat(1_000)).max_tokens(1)).await;
     let answer = long.expect("it fits").collect_text().await.expect("it ends");
@@ -482,13 +482,13 @@ async fn many_texts_of_one_client_do_not_delay_those_of_another() {
 /// Goal: a text that cannot fit is refused by its length, before it is rendered or tokenized: in
 /// the first poll, on the caller's thread, and even by an engine that has no chat template.
 #[tokio::test]
-async fn a_text_that_cannot_fit_is_refused_before_it_is_tokenised() {
+async fn a_text_that_cannot_fit_is_refused_before_it_is_tokenized() {
     let (engine, _) = engine(4).await;
     let huge = "z".repeat(15_000_000);
     let chat = |content: &str| Request::chat(vec![stolon::ChatMessage::user(content)]);
     for request in [Request::text(&huge), chat(&huge)] {
         let Poll::Ready(refused) = poll!(Box::pin(engine.generate(request.clone()))) else {
-            panic!("the prompt is tokenised although it cannot fit");
+            panic!("the prompt is tokenized although it cannot fit");
         };
         let error = refused.expect_err("it cannot fit");
         let Error::Engine(EngineError::PromptTooLong { got, limit: 64, .. }) = error else {
