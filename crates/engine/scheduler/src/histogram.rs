@@ -142,7 +142,7 @@ macro_rules! histograms {
 histograms! {
     /// Time from submission to the first token.
     time_to_first_token: seconds(FIRST_TOKEN),
-    /// Time between two tokens of a request, queueing after a preemption included.
+    /// Time between two tokens of a request, queuing after a preemption included.
     inter_token: seconds(INTER_TOKEN),
     /// Mean time between the tokens of a request that generated at least two.
     time_per_output_token: seconds(INTER_TOKEN),

@@ -38,7 +38,7 @@ impl Positions {
 
     /// The position vectors of the patches of an image of `columns` x `rows` patches, row by row:
     /// `[patches, hidden_size]`.
-    pub(super) fn learnt(&self, [columns, rows]: [usize; 2]) -> Vec<f32> {
+    pub(super) fn learned(&self, [columns, rows]: [usize; 2]) -> Vec<f32> {
         let mut all = vec![0.0; columns * rows * self.width];
         for (index, out) in all.chunks_exact_mut(self.width).enumerate() {
             let (row, column) = (index / columns, index % columns);

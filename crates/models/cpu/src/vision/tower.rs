@@ -107,7 +107,7 @@ impl Tower {
                 patches.write(first + index, row);
             }
         });
-        let mut x = self.positions.learnt(patches.grid);
+        let mut x = self.positions.learned(patches.grid);
         project(&self.patches, &packed, Sink::Add(&mut x), path, workers);
         Activations {
             normed: Operands::default(),

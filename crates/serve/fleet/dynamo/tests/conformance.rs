@@ -24,7 +24,7 @@ fn worker() -> StolonWorker {
     StolonWorker::new(start, options)
 }
 
-/// Goal: the worker fulfils Dynamo's contract.
+/// Goal: the worker fulfills Dynamo's contract.
 #[tokio::test]
 async fn the_worker_conforms() {
     run_conformance(worker).await.expect("a worker that conforms");

@@ -35,7 +35,7 @@ fn assert_valid(text: &str) {
 #[tokio::test]
 async fn answers_follow_their_schema() {
     let server = Server::start("demo");
-    let messages = json!([{"role": "user", "content": "Which colour?"}]);
+    let messages = json!([{"role": "user", "content": "Which color?"}]);
     let format = json!({"type": "json_schema", "json_schema":
                         {"name": "answer", "schema": schema(), "strict": true}});
     for temperature in [0.0, 1.5] {
@@ -53,7 +53,7 @@ async fn answers_follow_their_schema() {
     }
     let form = json!({"type": "json_schema", "name": "answer", "schema": schema()});
     let body =
-        json!({"input": "Which colour?", "text": {"format": form}, "max_output_tokens": 200});
+        json!({"input": "Which color?", "text": {"format": form}, "max_output_tokens": 200});
     let reply = server.ok("/v1/responses", body).await;
     assert_valid(reply["output"][0]["content"][0]["text"].as_str().expect("a text"));
     assert_eq!(reply["text"]["format"]["name"], "answer");

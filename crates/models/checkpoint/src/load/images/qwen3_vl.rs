@@ -92,8 +92,8 @@ fn encoder(sources: &Sources<'_>) -> Result<VisionConfig, ModelError> {
     if size("in_channels", 3)? != 3 {
         return Err(vision.unsupported("in_channels", "3"));
     }
-    let learnt = size("num_position_embeddings", 2304)?;
-    if learnt.isqrt().pow(2) != learnt {
+    let learned = size("num_position_embeddings", 2304)?;
+    if learned.isqrt().pow(2) != learned {
         return Err(vision.invalid("num_position_embeddings", "the square of an integer"));
     }
     let patch_size = size("patch_size", 16)?;
@@ -117,7 +117,7 @@ fn encoder(sources: &Sources<'_>) -> Result<VisionConfig, ModelError> {
             heads: size("num_heads", 16)?,
             patch_size,
             frames: size("temporal_patch_size", 2)?,
-            image_size: learnt.isqrt().saturating_mul(patch_size),
+            image_size: learned.isqrt().saturating_mul(patch_size),
             positions: PatchPositions::Rotary { theta: theta.unwrap_or(1e4) },
             norm_eps: 1e-6,
         },

@@ -13,7 +13,7 @@ use crate::lanes::Lanes;
 ///
 /// # Safety of the methods
 /// The instruction set of [`Self::Lanes`], and what the implementation needs in addition, are
-/// available. The work fulfils its invariant, and the tiles are tiles of its work item.
+/// available. The work fulfills its invariant, and the tiles are tiles of its work item.
 pub(super) trait Arithmetic {
     /// The vectors that are computed with.
     type Lanes: Lanes;
