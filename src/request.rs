@@ -258,6 +258,11 @@ impl Request {
         &self.stop
     }
 
+    /// The value of [`Request::min_tokens`].
+    pub fn get_min_tokens(&self) -> usize {
+        self.min_tokens
+    }
+
     /// The ids of [`Request::stop_ids`], in ascending order.
     pub fn get_stop_ids(&self) -> &[u32] {
         self.options.stop_ids.as_slice()

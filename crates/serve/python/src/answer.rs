@@ -138,6 +138,8 @@ impl Completion {
 pub(crate) struct Assembler {
     /// `None` if the whole answer is text.
     parser: Option<AnswerParser>,
+    /// Number of tokens before which stop strings are not looked for.
+    min_tokens: usize,
     answer: Answer,
     token_ids: Vec<u32>,
     /// Only for the whole answer: a token that is read alone has its own.
@@ -153,6 +155,7 @@ impl Assembler {
         let parser = format.map(|format| AnswerParser::with_stops(format, stops));
         Ok(Assembler {
             parser,
+            min_tokens: request.get_min_tokens(),
             answer: Answer::default(),
             token_ids: Vec::new(),
             logprobs: Vec::new(),
@@ -166,12 +169,14 @@ impl Assembler {
 
     /// Adds a token. Returns the part of it that belongs to the text or the reasoning.
     pub(crate) fn token(&mut self, event: TokenEvent) -> Token {
+        self.token_ids.extend(event.id);
+        let is_early = self.token_ids.len() < self.min_tokens;
         let parts = match &mut self.parser {
+            Some(parser) if is_early => parser.push_before_stops(&event.text),
             Some(parser) => parser.push(&event.text),
             None => vec![AnswerPart::Text(event.text)],
         };
         let (text, reasoning) = self.add(parts);
-        self.token_ids.extend(event.id);
         self.logprobs.extend(event.logprob.clone());
         Token { text, reasoning, id: event.id, logprob: event.logprob.map(Logprob::from) }
     }

@@ -45,6 +45,8 @@ fn restore(name: &str, config: &mut DecoderConfig, fixture: &DecoderConfig) {
         }
         // The scale of attention of all models but the largest.
         "gemma2" | "gemma3" | "gemma3_270m" => config.layers.clone_from(&fixture.layers),
+        // The epsilon of the norms of outputs, which is the same in all published models.
+        "muse_glimmer" => config.norms.output_eps = fixture.norms.output_eps,
         // The limit of activations.
         "gpt_oss" => config.layers.clone_from(&fixture.layers),
         _ => {}
