@@ -32,6 +32,17 @@ def test_a_stream_is_the_answer_in_pieces(engine: stolon.Engine) -> None:
     assert list(stream) == []
 
 
+def test_stop_strings_before_min_tokens_are_text(engine: stolon.Engine) -> None:
+    # With functions to call, an answer is taken apart.
+    options = {"tools": [{"type": "function", "function": {"name": "price"}}], "max_tokens": 16}
+    free = engine.chat(TENT, **options).text
+    word = free.split()[0]
+    options |= {"stop": [word], "min_tokens": 12}
+    whole = engine.chat(TENT, **options)
+    assert whole.text.startswith(word)
+    assert "".join(token.text for token in engine.stream(TENT, **options)) == whole.text
+
+
 def test_break_and_del_cancel(engine: stolon.Engine) -> None:
     for _ in engine.stream("The", **LONG):
         assert running(engine) == 1

@@ -162,13 +162,15 @@ fn layers_without_mixers_may_follow_all_others() {
 }
 
 /// Goal: with windows in the states of sequences, logits have the bits that they have with windows
-/// in blocks, however a prompt is cut and from wherever it resumes.
+/// in blocks, however a prompt is cut and from wherever it resumes. Each model has half of the types
+/// of the KV store, in turn.
 #[test]
 fn windows_in_states_change_no_bit() {
-    for name in ["gemma2", "gemma3", "gemma4", "gpt_oss", "cohere2", "olmo3", "exaone4"] {
+    let names = ["gemma2", "gemma3", "gemma4", "gpt_oss", "cohere2", "olmo3", "exaone4"];
+    for (number, name) in names.into_iter().enumerate() {
         // The longest slice of the checks is the whole sequence.
         let step_tokens = fixture::expected(name).prompt.len() + 30;
-        for kv_type in KvType::ALL {
+        for kv_type in KvType::ALL.into_iter().skip(number % 2).step_by(2) {
             let [blocks, states] = [WindowKv::Blocks, WindowKv::States].map(|window_kv| {
                 let open =
                     fixture::open(Setup { kv_type, window_kv, step_tokens, ..Setup::default() });
@@ -202,12 +204,10 @@ fn every_instruction_set_is_batch_invariant() {
         wide("qwen2_moe", TensorType::Bf16, path).check();
         wide("qwen3_5", TensorType::Bf16, path).check();
         wide("falcon_h1", TensorType::Bf16, path).check();
-        wide("moondream2", TensorType::Bf16, path).check();
-        wide("moondream3", TensorType::Bf16, path).check();
     }
     // What these have of their own does not depend on the instruction set.
     let paths = Path::supported();
-    for name in ["gemma4", "gemma4_moe"] {
+    for name in ["gemma4", "gemma4_moe", "moondream2", "moondream3"] {
         wide(name, TensorType::Bf16, paths[paths.len() - 1]).check();
     }
 }

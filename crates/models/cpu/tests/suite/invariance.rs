@@ -75,12 +75,15 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// Checks all block sizes, chunk sizes and thread counts.
+    /// Checks all pairs of block sizes, chunk sizes and thread counts.
     fn check_chunking(&self, expected: &[Vec<f32>]) {
-        for block_size in [1, 4, 16, 32] {
-            for &threads in self.threads {
+        for (row, block_size) in [1, 4, 16, 32].into_iter().enumerate() {
+            for (number, &threads) in self.threads.iter().enumerate() {
                 let mut backend = self.backend(block_size, threads);
-                for chunk in [1, 7, 64, self.tokens.len()] {
+                let chunks = [1, 7, 64, self.tokens.len()].into_iter();
+                for chunk in
+                    chunks.skip((row + number) % self.threads.len()).step_by(self.threads.len())
+                {
                     let table = run::table(2, self.tokens.len(), block_size);
                     let rows = run::rows(&mut *backend, &self.tokens, 0, chunk, &table);
                     let what =

@@ -324,12 +324,11 @@ fn expected_with<'a>(
                 .collect();
             let sink = sinks.map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[head]));
             let max = scores.iter().copied().fold(sink, f64::max);
-            let sum: f64 = scores.iter().chain([&sink]).map(|score| (score - max).exp()).sum();
+            let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+            let sum = weights.iter().sum::<f64>() + (sink - max).exp();
             out.extend((0..head_dim).map(|d| {
-                let weighted = scores
-                    .iter()
-                    .zip(first..)
-                    .map(|(score, at)| (score - max).exp() * f64::from(sequence.v[kv(at) + d]));
+                let weighted = weights.iter().zip(first..);
+                let weighted = weighted.map(|(w, at)| w * f64::from(sequence.v[kv(at) + d]));
                 weighted.sum::<f64>() / sum
             }));
         }
