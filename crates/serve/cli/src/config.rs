@@ -99,7 +99,11 @@ fn finish(
         cli.set_models(models::models(serve, leaf, settings, has_model)?);
     }
     if path == ["config"] {
-        cli.set_merged_settings(render(settings_of(command, path)?, leaf, from_file));
+        let models = models::render(settings)?;
+        // A file has one model or a list of them.
+        let args =
+            settings_of(command, path)?.filter(|arg| models.is_empty() || !has(arg, "model"));
+        cli.set_merged_settings(render(args, leaf, from_file) + &models);
     }
     Ok(cli)
 }

@@ -77,6 +77,17 @@ fn listed(settings: &Table) -> anyhow::Result<Vec<Table>> {
     }
 }
 
+/// The tables of `[[models]]` as TOML; empty if there are none.
+pub(super) fn render(settings: &Table) -> anyhow::Result<String> {
+    let listed = listed(settings)?;
+    if listed.is_empty() {
+        return Ok(String::new());
+    }
+    let models = listed.into_iter().map(Value::Table).collect();
+    let table = Table::from_iter([(KEY.to_owned(), Value::Array(models))]);
+    Ok(format!("\n{}", toml::to_string(&table)?))
+}
+
 /// One model: the settings of all, and its own, which take precedence.
 fn named_model(
     serve: &Command,

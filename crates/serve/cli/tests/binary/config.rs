@@ -62,6 +62,11 @@ fn flags_precede_the_environment_and_that_the_file() {
     assert!(!output.contains("sekret"), "{output}");
 }
 
+/// The lines of `stolon config` without the sources of their values.
+fn values(text: &str) -> Vec<&str> {
+    text.lines().map(|line| line.rsplit_once(" # ").map_or(line, |(value, _)| value)).collect()
+}
+
 /// Goal: the output of `stolon config` is a file that gives the same settings again.
 #[test]
 fn the_output_is_a_file() {
@@ -69,12 +74,22 @@ fn the_output_is_a_file() {
         ["config", "--port", "0", "--served-name", "x\"y", "--model", TINY, "--public-metrics"];
     let first = text(&stolon(&args).output().expect("the binary ends"));
     let second = text(&run(&first, &[], &["config"]));
-    let values = |text: &str| -> Vec<String> {
-        let value =
-            |line: &str| line.rsplit_once(" # ").map_or(line, |(value, _)| value).to_owned();
-        text.lines().map(value).collect()
-    };
     assert_eq!(values(&first), values(&second));
+}
+
+/// Goal: the same for a file with several models, whose tables are printed as they are.
+#[test]
+fn the_output_has_the_models_of_the_file() {
+    let file = format!(
+        "num-blocks = 64\n[[models]]\nname = \"chat\"\nmodel = \"{TINY}\"\npinned = true\n\
+         [[models]]\nname = \"other\"\nmodel = \"{TINY}\"\nnum-blocks = 32\n"
+    );
+    let first = text(&run(&file, &[], &["config"]));
+    assert_eq!(line(&first, "num-blocks"), "num-blocks = 64 # file");
+    for expected in ["[[models]]", "name = \"chat\"", "pinned = true", "num-blocks = 32"] {
+        assert!(first.contains(expected), "{first}");
+    }
+    assert_eq!(values(&text(&run(&first, &[], &["config"]))), values(&first));
 }
 
 /// Goal: other commands take the settings of the engine, and ignore settings that only the server
