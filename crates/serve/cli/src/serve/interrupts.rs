@@ -17,7 +17,18 @@ pub(super) struct Interrupts {
     stopping: [tokio::signal::unix::Signal; 2],
     #[cfg(unix)]
     hangup: Option<tokio::signal::unix::Signal>,
+    #[cfg(windows)]
+    stopping: Events,
 }
+
+/// Ctrl-C, Ctrl-Break, the end of the console, and the end of the system.
+#[cfg(windows)]
+type Events = (
+    tokio::signal::windows::CtrlC,
+    tokio::signal::windows::CtrlBreak,
+    tokio::signal::windows::CtrlClose,
+    tokio::signal::windows::CtrlShutdown,
+);
 
 impl Interrupts {
     /// `can_reload` says whether there is anything to read again. Without it, SIGHUP ends the
@@ -30,9 +41,10 @@ impl Interrupts {
         Ok(Self { stopping, hangup })
     }
 
-    #[cfg(not(unix))]
+    #[cfg(windows)]
     pub(super) fn new(_can_reload: bool) -> std::io::Result<Self> {
-        Ok(Self {})
+        use tokio::signal::windows::{ctrl_break, ctrl_c, ctrl_close, ctrl_shutdown};
+        Ok(Self { stopping: (ctrl_c()?, ctrl_break()?, ctrl_close()?, ctrl_shutdown()?) })
     }
 
     /// Waits for a signal to stop. Calls `reload` at each one to read files again.
@@ -60,10 +72,14 @@ impl Interrupts {
     }
 
     /// Waits for the next signal.
-    #[cfg(not(unix))]
+    #[cfg(windows)]
     async fn next(&mut self) -> Interrupt {
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending::<()>().await; // No handler could be installed.
+        let (interrupt, stop, close, shutdown) = &mut self.stopping;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = stop.recv() => {}
+            _ = close.recv() => {}
+            _ = shutdown.recv() => {}
         }
         Interrupt::Stop
     }
