@@ -25,6 +25,7 @@ use crate::adapters::AdapterTable;
 use crate::device::Device;
 use crate::engine::Inner;
 use crate::images::Fetch;
+use crate::next_turn::NextTurns;
 use crate::prompt::Prompts;
 use crate::text::{Remembered, Text};
 use crate::tiers::TierOptions;
@@ -64,6 +65,8 @@ pub struct EngineBuilder {
     namespace_key: Option<[u8; 32]>,
     /// `None` selects [`HISTORY_BYTES`].
     history_bytes: Option<usize>,
+    /// Whether the beginnings of next turns are computed in advance.
+    next_turn_prefill: bool,
     /// The history of an earlier engine of the same model.
     pub(crate) remembered: Option<Remembered>,
     pub(crate) tiers: TierOptions,
@@ -277,6 +280,7 @@ impl EngineBuilder {
             let key = self.namespace_key;
             let AdapterSettings { adapters, memory } = std::mem::take(&mut self.adapters);
             let fetch = self.fetch.clone();
+            let next_turns = self.next_turn_prefill;
             let history = self.history_bytes.unwrap_or(HISTORY_BYTES);
             let earlier = self.remembered.take();
             let (own_embedding, sizes) = (self.embedding.take(), self.embedding_sizes.take());
@@ -349,6 +353,7 @@ impl EngineBuilder {
                 misses: Arc::default(),
                 tiers,
                 adapters,
+                next_turns: next_turns.then(NextTurns::new),
             }))
         }
         .boxed()

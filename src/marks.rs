@@ -15,6 +15,7 @@ use stolon_actors::EngineHandle;
 use stolon_kvcache::Namespace;
 use stolon_scheduler::PrefixMark;
 
+use crate::prompt::common_len;
 use crate::request::Prompt;
 use crate::text::ended_chat;
 use crate::{ChatMessage, Engine, MessageContent, Request};
@@ -155,11 +156,6 @@ impl Engine {
         ends.reverse();
         ends.into()
     }
-}
-
-/// Number of leading tokens that are equal.
-fn common_len(left: &[u32], right: &[u32]) -> usize {
-    left.iter().zip(right).take_while(|(left, right)| left == right).count()
 }
 
 /// The marks of a request that was submitted.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use stolon_scheduler::{FinishReason, PromptLimit, TokenSet};
-use stolon_text::TextSource;
+use stolon_text::{Answer, TextSource};
 
 use crate::long_work::Client;
 use crate::prompt::PromptTokens;
@@ -70,7 +70,7 @@ impl Recording {
         match *self {}
     }
 
-    pub(crate) fn finish(self, _reason: &FinishReason) {
+    pub(crate) fn finish(self, _reason: &FinishReason) -> Option<Answer> {
         match self {}
     }
 }

@@ -36,16 +36,17 @@ impl Recording {
     }
 
     /// Ends the answer. It is kept if the client gets all of it: an answer that is cut at a stop
-    /// string has tokens that are not.
-    pub(crate) fn finish(self, reason: &FinishReason) {
+    /// string has tokens that are not. Returns what it says if it is kept.
+    pub(crate) fn finish(self, reason: &FinishReason) -> Option<Answer> {
         if !matches!(reason, FinishReason::Stop | FinishReason::StopToken(_) | FinishReason::Length)
         {
-            return;
+            return None;
         }
         let mut detokenizer = Detokenizer::continuing(self.tokenizer, false);
         let mut text: String = self.tokens.iter().map(|&token| detokenizer.push(token)).collect();
         text.push_str(&detokenizer.finish());
         let said = normalized(Answer::parse(&self.format, &self.text));
-        self.exchange.answered(self.tokens, text, said);
+        self.exchange.answered(self.tokens, text, said.clone());
+        Some(said)
     }
 }

@@ -1,6 +1,9 @@
 //! Conversations whose answers come back as text: the next prompt is made of the tokens that were
 //! sampled.
 
+#[path = "history/next_turn.rs"]
+mod next_turn;
+
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
