@@ -280,7 +280,7 @@ impl EngineBuilder {
             let key = self.namespace_key;
             let AdapterSettings { adapters, memory } = std::mem::take(&mut self.adapters);
             let fetch = self.fetch.clone();
-            let next_turns = self.next_turn_prefill;
+            let next_turns = self.next_turn_prefill && config.prefix_caching;
             let history = self.history_bytes.unwrap_or(HISTORY_BYTES);
             let earlier = self.remembered.take();
             let (own_embedding, sizes) = (self.embedding.take(), self.embedding_sizes.take());
@@ -333,8 +333,9 @@ impl EngineBuilder {
             );
             let (context, runtime) = (handle.context().clone(), handle.runtime().clone());
             let text = text.with_history(history, earlier);
-            let prompts = Prompts::new(text, images.with(fetch), context, runtime)?;
             let tiers = tiers.open(&handle).await?;
+            let text = tiers.with_stored_history(text, &handle).await?;
+            let prompts = Prompts::new(text, images.with(fetch), context, runtime)?;
             let namespace_key = key.or_else(|| tiers.namespace_key());
             let (loader, runtime) = (handle.adapters().cloned(), handle.runtime().clone());
             let table = AdapterTable::new(loader, info.id.clone(), memory, runtime);

@@ -18,6 +18,7 @@ use stolon_text::{
 };
 
 pub(crate) use history::Exchange;
+use history::StoredHistory;
 pub(crate) use recording::Recording;
 pub(crate) use stolon_text::{ChatOptions, Detokenizer};
 
@@ -42,6 +43,8 @@ pub(crate) struct Text {
     ends: Arc<[String]>,
     /// `None` if answers are tokenized again.
     history: Option<Arc<History>>,
+    /// The file of the history; `None` if it is in memory only.
+    stored: Option<Arc<StoredHistory>>,
     grammars: Option<Grammars>,
     /// The prompts of the model's skills.
     pub(crate) skills: Skills,
@@ -361,7 +364,7 @@ impl Text {
         let exchange = self.history.as_ref()?.remember(exchange, evictions);
         let tokenizer = self.tokenizer().ok()?.clone();
         let format = format.as_deref().cloned().unwrap_or_default();
-        Some(Recording::new(exchange, tokenizer, format))
+        Some(Recording::new(exchange, tokenizer, format, self.stored.clone()))
     }
 
     /// As [`History::miss`]; `None` also if nothing is remembered.
@@ -405,6 +408,45 @@ impl Text {
         options: &ChatOptions,
     ) -> Result<String, Error> {
         Ok(self.model()?.render_chat(messages, &chat_options(tools, options)?)?)
+    }
+}
+
+/// The file of the history.
+#[cfg(feature = "tiers")]
+impl Text {
+    /// Also keeps the history in a file of this directory, in which the KV that the model with this
+    /// fingerprint computes is stored, and reads the file. Without a history or a tokenizer, there is
+    /// no file; if it cannot be written, a warning is logged. Blocks the thread.
+    pub(crate) fn with_stored_history(
+        self,
+        directory: &std::path::Path,
+        fingerprint: &[u8; 32],
+        vocab_size: usize,
+    ) -> Text {
+        let (Some(history), Ok(tokenizer)) = (&self.history, self.tokenizer()) else { return self };
+        // Tokens depend on the tokenizer, too.
+        let mut model = blake3::Hasher::new_keyed(fingerprint);
+        for id in 0..u32::try_from(vocab_size).unwrap_or(u32::MAX) {
+            let spelling = tokenizer.token_spelling(id).unwrap_or_default();
+            model.update(&(spelling.len() as u64).to_le_bytes()).update(spelling.as_bytes());
+        }
+        let path = directory.join("history");
+        let model = *model.finalize().as_bytes();
+        let stored = StoredHistory::open(path.clone(), history, model, vocab_size);
+        let stored = stored.inspect_err(|error| {
+            tracing::warn!(path = %path.display(), %error, "the history is not stored");
+        });
+        Text { stored: stored.ok().map(Arc::new), ..self }
+    }
+
+    /// Waits until the answers that have ended are in the file of the history, if there is one.
+    pub(crate) fn flush_history(&self) {
+        self.stored.iter().for_each(|stored| stored.flush());
+    }
+
+    /// Removes everything from the file of the history, if there is one.
+    pub(crate) fn clear_stored_history(&self) {
+        self.stored.iter().for_each(|stored| stored.clear());
     }
 }
 

@@ -3,6 +3,9 @@
 
 #[path = "history/next_turn.rs"]
 mod next_turn;
+#[cfg(feature = "tiers")]
+#[path = "history/stored.rs"]
+mod stored;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};

@@ -21,7 +21,7 @@ pub(crate) struct Outline {
 }
 
 /// A message of a conversation.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mark {
     pub(super) role: Box<str>,
     /// The digest of the whole message.
