@@ -379,7 +379,9 @@ impl Engine {
         let prompt = self.inner.prompts.take_tokens(&mut request).await?;
         let PromptTokens { tokens, exchange } = prompt;
         let (placed, prompt_ends) = (Arc::clone(&request.placed), request.prompt_ends.clone());
-        let mut request = Request { placed, exchange, prompt_ends, ..request.with_tokens(tokens) };
+        let placed_marks = Arc::clone(&request.placed_marks);
+        let kept = request.with_tokens(tokens);
+        let mut request = Request { placed, placed_marks, exchange, prompt_ends, ..kept };
         request.conversation = conversation;
         if let Some(marked) = marked {
             request.marks = marked.marks.into();

@@ -241,7 +241,7 @@ impl Text {
             Prompt::Text(text) => self.encode(text, true)?,
             Prompt::Pair(..) => return Err(no_pairs()),
             Prompt::Chat(messages) => {
-                let asked = self.asked(request, messages)?;
+                let asked = self.asked(request, messages, None)?;
                 let chat = self.model()?.prepare_chat(&asked.messages, &asked.options)?;
                 return self.chat_tokens(asked, &chat, limit);
             }
@@ -293,25 +293,27 @@ impl Text {
         limit: PromptLimit,
     ) -> Result<Option<PromptTokens>, Error> {
         let Prompt::Chat(messages) = request.prompt() else { return Ok(None) };
-        let asked = self.asked(request, messages)?;
+        let asked = self.asked(request, messages, None)?;
         let chat = self.model()?.prepare_quickly(&asked.messages, &asked.options);
         chat.map(|chat| self.chat_tokens(asked, &chat, limit)).transpose()
     }
 
-    /// The conversation of a request as it is rendered.
+    /// The conversation of a request as it is rendered. `identified` are the messages with which the
+    /// history knows it, if they have images.
     fn asked<'a>(
         &self,
         request: &Request,
         messages: &'a [ChatMessage],
+        identified: Option<&[ChatMessage]>,
     ) -> Result<Asked<'a>, Error> {
         let options = chat_options(request.tools.as_deref(), &request.chat)?;
         let Some(history) = &self.history else {
             return Ok(Asked { options, messages: messages.into(), known: None });
         };
         let outline = Outline::of_tokens(request);
-        let found = history.find(&outline.scope(), messages);
+        let found = history.find(&outline.scope(), identified.unwrap_or(messages));
         let messages = found.restored(messages);
-        let outline = outline.with_chat(&messages, &options);
+        let outline = outline.with_chat(&messages, identified.is_some(), &options);
         Ok(Asked { options, messages, known: Some((found, outline)) })
     }
 
@@ -338,16 +340,18 @@ impl Text {
         Ok(PromptTokens { tokens, exchange: Some(Arc::new(exchange)) })
     }
 
-    /// What the history keeps of a request. `None` if nothing is kept, or if its prompt has images.
+    /// What the history keeps of a request. `None` if nothing is kept, or if its prompt has images and
+    /// is not a conversation.
     pub(crate) fn exchange(
         &self,
         request: &Request,
         prompt: &PromptTokens,
     ) -> Option<Arc<Exchange>> {
-        if self.history.is_none() || !request.placed.is_empty() {
-            return None;
-        }
+        self.history.as_ref()?;
         prompt.exchange.clone().or_else(|| {
+            if !request.placed.is_empty() {
+                return None;
+            }
             let outline = Outline::of_tokens(request);
             Some(Arc::new(Exchange::of_tokens(outline, &prompt.tokens)))
         })
@@ -380,22 +384,29 @@ impl Text {
         self.history.as_ref()?.miss(exchange, tokens, found, resume_max, evictions, text)
     }
 
-    /// The conversation of a request, rendered.
+    /// The token ids of a conversation with images, as for one without: `place` puts them in their
+    /// places in its text. The history knows it by its `identified` messages, which say which images
+    /// they are. `is_whole` says whether tokens have all images and nothing that looks like one.
     #[cfg(feature = "images")]
-    pub(crate) fn rendered(
+    pub(crate) fn placed_chat_tokens(
         &self,
         request: &Request,
-        messages: &[ChatMessage],
-    ) -> Result<RenderedChat, Error> {
-        let options = chat_options(request.tools.as_deref(), &request.chat)?;
-        Ok(self.model()?.prepare_chat(messages, &options)?)
+        (messages, identified): (&[ChatMessage], &[ChatMessage]),
+        place: impl Fn(RenderedChat) -> Result<RenderedChat, Error>,
+        is_whole: impl Fn(&[u32]) -> bool,
+        limit: PromptLimit,
+    ) -> Result<PromptTokens, Error> {
+        let asked = self.asked(request, messages, Some(identified))?;
+        let chat = place(self.model()?.prepare_chat(&asked.messages, &asked.options)?)?;
+        let prompt = self.chat_tokens(asked, &chat, limit)?;
+        if is_whole(&prompt.tokens) {
+            return Ok(prompt);
+        }
+        // An answer was sampled with the token of an image.
+        Ok(PromptTokens { tokens: self.encode_chat(&chat, limit)?, exchange: None })
     }
 
-    pub(crate) fn encode_chat(
-        &self,
-        chat: &RenderedChat,
-        limit: PromptLimit,
-    ) -> Result<Vec<u32>, Error> {
+    fn encode_chat(&self, chat: &RenderedChat, limit: PromptLimit) -> Result<Vec<u32>, Error> {
         self.check_len(chat.len_bytes(), limit)?;
         Ok(self.model()?.encode_rendered(chat)?)
     }

@@ -55,6 +55,7 @@ struct Record {
     conversation: Hex,
     /// The digests of [`Outline`]: tenant, salt, adapter, tools, options.
     outline: [Hex; 5],
+    has_images: bool,
     /// Number of messages that are those of the base.
     shared: usize,
     /// The other messages.
@@ -269,6 +270,7 @@ impl Writer {
         let record = Record {
             conversation: Hex(exchange.conversation),
             outline: outline.digests().map(Hex),
+            has_images: outline.has_images,
             shared,
             messages: outline.messages[shared..].iter().map(MarkRecord::new).collect(),
             text_len: exchange.text_len,
@@ -352,7 +354,9 @@ fn restore(record: Record, history: &History, vocab_size: usize) -> Option<()> {
         None => Vec::new(),
     };
     let messages = shared.into_iter().chain(record.messages.into_iter().map(MarkRecord::mark));
-    let outline = Outline::of_digests(record.outline.map(|hex| hex.0), messages.collect());
+    let [tenant, salt, adapter, tools, options] = record.outline.map(|hex| hex.0);
+    let (has_images, messages) = (record.has_images, messages.collect());
+    let outline = Outline { tenant, salt, adapter, tools, options, has_images, messages };
     let Record { conversation, text_len, text_digest, tokens, answer, text, said, .. } = record;
     let text_of_prompt = (text_len, text_digest.0);
     let exchange = Exchange::stored(conversation.0, outline, text_of_prompt, base, tokens);
@@ -370,12 +374,6 @@ impl Outline {
     /// the options.
     fn digests(&self) -> [Digest; 5] {
         [self.tenant, self.salt, self.adapter, self.tools, self.options]
-    }
-
-    /// The outline with these digests and messages.
-    fn of_digests(digests: [Digest; 5], messages: Box<[Mark]>) -> Outline {
-        let [tenant, salt, adapter, tools, options] = digests;
-        Outline { tenant, salt, adapter, tools, options, messages }
     }
 }
 

@@ -54,7 +54,7 @@ async fn prompts_are_cached_before_the_server_is_ready() {
             assert!(prompt > 128 && cached + 4 > prompt, "{path}: {cached} of {prompt}");
         }
         let mut other = text.clone();
-        other["cache_salt"] = json!("t");
+        other["cache_salt"] = json!(format!("t{is_restart}"));
         assert_eq!(cached(&server, "/v1/completions", other).await.1, 0);
         server.terminate();
         assert!(server.wait().success());
@@ -77,7 +77,7 @@ fn wrong_files_are_refused() {
         (vec![good.clone(), "{\"prompt\": ".to_owned()], "warm.jsonl:2: expected a JSON object"),
         (vec![String::new(), "[]".to_owned()], "warm.jsonl:2: expected a JSON object"),
         (vec![other.to_string()], "warm.jsonl:1: `messages`: expected a list"),
-        (vec!["{}".to_owned()], "warm.jsonl:1: `messages` is missing"),
+        (vec!["{}".to_owned()], "warm.jsonl:1: `messages` is required"),
         (vec![String::new()], "warm.jsonl: expected at least one request"),
         (vec![good.clone(); 4097], "warm.jsonl: expected at most 4096 requests"),
     ] {
