@@ -233,8 +233,10 @@ impl Writer {
             size += exchange.stored_bytes() as u64 + answer.stored_bytes() as u64;
         }
         let temporary = self.path.with_extension("tmp");
+        // It may be there after a crash.
+        let _ = fs::remove_file(&temporary);
         let mut options = File::options();
-        options.create(true).truncate(true).write(true);
+        options.create_new(true).write(true);
         // It has the answers, as text.
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
@@ -298,7 +300,12 @@ impl Writer {
 /// Reads the file into the history, as far as possible.
 fn read(path: &Path, history: &History, model: &Digest, vocab_size: usize) {
     let shown = path.display();
-    let file = match File::open(path) {
+    // Opening a pipe would wait for its other end.
+    let is_file = fs::symlink_metadata(path).map(|metadata| metadata.is_file());
+    let file = match is_file.and_then(|is_file| match is_file {
+        true => File::open(path),
+        false => Err(io::Error::other("expected a regular file")),
+    }) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return,
         Err(error) => return tracing::warn!(path = %shown, %error, "the history cannot be read"),
