@@ -90,7 +90,7 @@ fn wrong_files_are_refused() {
     let output = run(&args.each_ref().map(String::as_str), "");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && errors.contains("warm.jsonl:2: "), "{errors}");
-    assert!(errors.contains("300 tokens"), "{errors}");
+    assert!(errors.contains("got 300"), "{errors}");
     let missing = dir.path().join("none.jsonl");
     assert!(
         fail(&serve(missing.to_str().expect("UTF-8")).each_ref().map(String::as_str))
