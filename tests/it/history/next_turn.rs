@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use stolon::Speculation;
+
 use super::*;
 
 /// A question, its answer, and the message after it with one of two texts.
@@ -83,8 +85,10 @@ fn whole(tokens: usize) -> usize {
 #[tokio::test]
 async fn the_next_turn_is_computed_in_advance() {
     for turn in [reasoning(), call()] {
-        let on = engine(|builder| builder.next_turn_prefill(true)).await;
-        let off = engine(|builder| builder).await;
+        // The number of proposed tokens depends on measured times.
+        let on = engine(|builder| builder.speculation(Speculation::off()).next_turn_prefill(true));
+        let off = engine(|builder| builder.speculation(Speculation::off()));
+        let (on, off) = (on.await, off.await);
         let cold = engine(|builder| builder.prefix_caching(false).history_bytes(0)).await;
         let said = answer(&on, turn.request.clone()).await;
         assert_eq!(said.token_ids, answer(&off, turn.request.clone()).await.token_ids);
