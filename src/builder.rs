@@ -25,6 +25,7 @@ use crate::adapters::AdapterTable;
 use crate::device::Device;
 use crate::engine::Inner;
 use crate::images::Fetch;
+use crate::next_turn::NextTurns;
 use crate::prompt::Prompts;
 use crate::text::{Remembered, Text};
 use crate::tiers::TierOptions;
@@ -64,6 +65,8 @@ pub struct EngineBuilder {
     namespace_key: Option<[u8; 32]>,
     /// `None` selects [`HISTORY_BYTES`].
     history_bytes: Option<usize>,
+    /// Whether the beginnings of next turns are computed in advance.
+    next_turn_prefill: bool,
     /// The history of an earlier engine of the same model.
     pub(crate) remembered: Option<Remembered>,
     pub(crate) tiers: TierOptions,
@@ -277,6 +280,7 @@ impl EngineBuilder {
             let key = self.namespace_key;
             let AdapterSettings { adapters, memory } = std::mem::take(&mut self.adapters);
             let fetch = self.fetch.clone();
+            let next_turns = self.next_turn_prefill && config.prefix_caching;
             let history = self.history_bytes.unwrap_or(HISTORY_BYTES);
             let earlier = self.remembered.take();
             let (own_embedding, sizes) = (self.embedding.take(), self.embedding_sizes.take());
@@ -329,8 +333,9 @@ impl EngineBuilder {
             );
             let (context, runtime) = (handle.context().clone(), handle.runtime().clone());
             let text = text.with_history(history, earlier);
-            let prompts = Prompts::new(text, images.with(fetch), context, runtime)?;
             let tiers = tiers.open(&handle).await?;
+            let text = tiers.with_stored_history(text, &handle).await?;
+            let prompts = Prompts::new(text, images.with(fetch), context, runtime)?;
             let namespace_key = key.or_else(|| tiers.namespace_key());
             let (loader, runtime) = (handle.adapters().cloned(), handle.runtime().clone());
             let table = AdapterTable::new(loader, info.id.clone(), memory, runtime);
@@ -349,6 +354,7 @@ impl EngineBuilder {
                 misses: Arc::default(),
                 tiers,
                 adapters,
+                next_turns: next_turns.then(NextTurns::new),
             }))
         }
         .boxed()

@@ -20,8 +20,10 @@ use crate::after::After;
 use crate::cache_miss::{MissLog, Missed};
 use crate::marks::{Marked, Marking};
 use crate::min_tokens::MinTokens;
+use crate::next_turn::{NextTurn, NextTurns};
 use crate::prompt::{PromptTokens, Prompts};
 use crate::repetition::RepetitionDetector;
+use crate::request::Prompt;
 use crate::stream::AnswerState;
 use crate::suppressed::Suppressed;
 use crate::text::Exchange;
@@ -71,6 +73,8 @@ pub(crate) struct Inner {
     pub(crate) tiers: EngineTiers,
     pub(crate) adapters: AdapterTable,
     pub(crate) misses: Arc<MissLog>,
+    /// `None` if next turns are not computed in advance.
+    pub(crate) next_turns: Option<NextTurns>,
 }
 
 /// The sampling parameters of requests that give none.
@@ -147,7 +151,9 @@ impl Engine {
         if count == 1 {
             return Ok(vec![self.generate(request).await?]);
         }
-        let (request, answer) = self.prepare(request).await?;
+        let (request, mut answer) = self.prepare(request).await?;
+        // Nobody knows which of the answers the conversation goes on with.
+        answer.next_turn = None;
         let sequences = self.inner.handle.submit_choices(request, count)?;
         let stream = |sequence| TokenStream::new(sequence, answer.clone(), None);
         Ok(sequences.into_iter().map(stream).collect())
@@ -227,6 +233,7 @@ impl Engine {
             let (mut request, namespace) = self.with_adapter(request).await?;
             let turn = self.begin_turn(&request, &namespace)?;
             let writes = !request.options.skip_writing_prefix_cache;
+            let conversation = self.conversation(&request).filter(|_| writes);
             let marked = Marked::of(&request).filter(|_| writes);
             let prompt = self.inner.prompts.take_tokens(&mut request).await?;
             let text = &self.inner.prompts.text;
@@ -294,6 +301,7 @@ impl Engine {
                 format: request.answer_format,
                 parts: None,
                 recording: None,
+                next_turn: None,
                 missed: None,
                 marking,
                 repetition: request.end_repetition.then(RepetitionDetector::new),
@@ -317,6 +325,9 @@ impl Engine {
                 if !sequence.options.skip_writing_prefix_cache {
                     let evictions = self.inner.handle.context().gauges.evicted_blocks();
                     answer.recording = text.recording(exchange, format, evictions);
+                    let tokens = &sequence.tokens;
+                    answer.next_turn = conversation
+                        .and_then(|conversation| NextTurn::new(self, conversation, tokens));
                 }
             }
             Ok((sequence, answer))
@@ -364,15 +375,29 @@ impl Engine {
     /// The errors of rendering and tokenizing the prompt.
     pub async fn tokenized(&self, request: Request) -> Result<Request, Error> {
         let mut request = self.appended(request).await?;
-        let marked = Marked::of(&request);
+        let (marked, conversation) = (Marked::of(&request), self.conversation(&request));
         let prompt = self.inner.prompts.take_tokens(&mut request).await?;
         let PromptTokens { tokens, exchange } = prompt;
         let (placed, prompt_ends) = (Arc::clone(&request.placed), request.prompt_ends.clone());
-        let mut request = Request { placed, exchange, prompt_ends, ..request.with_tokens(tokens) };
-        if let Some(Marked { marks, conversation }) = marked {
-            (request.marks, request.conversation) = (marks.into(), conversation);
+        let placed_marks = Arc::clone(&request.placed_marks);
+        let kept = request.with_tokens(tokens);
+        let mut request = Request { placed, placed_marks, exchange, prompt_ends, ..kept };
+        request.conversation = conversation;
+        if let Some(marked) = marked {
+            request.marks = marked.marks.into();
+            request.conversation = request.conversation.or(marked.conversation);
         }
         Ok(request)
+    }
+
+    /// The request before its prompt became token ids, if it is a conversation without images whose
+    /// next turn is to be prepared.
+    fn conversation(&self, request: &Request) -> Option<Arc<Request>> {
+        self.inner.next_turns.as_ref()?;
+        request.conversation.clone().or_else(|| match request.prompt() {
+            Prompt::Chat(_) if !request.has_images() => Some(Arc::new(request.clone())),
+            _ => None,
+        })
     }
 
     /// The token ids of the prompt, as [`Engine::generate`] computes them.

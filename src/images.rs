@@ -18,16 +18,18 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use stolon_backend::ImageInput;
-use stolon_scheduler::{EngineContext, PromptImage, PromptLimit, SessionContent};
-use stolon_text::replace_in_order;
+use stolon_scheduler::{EngineContext, PrefixMark, PromptImage, PromptLimit, SessionContent};
+use stolon_text::{RenderedChat, replace_in_order};
 use stolon_vision::ImageProcessor;
 
 pub(crate) use processor::Images;
 pub(crate) use urls::Fetch;
 
+use crate::marks::{up_to, useful};
+use crate::prompt::{PromptTokens, common_len};
 use crate::request::{ImageFile, Prompt, is_image, part_tokens, url_of};
 use crate::text::Text;
-use crate::{ChatMessage, Error, MessageContent, Request};
+use crate::{CacheMark, ChatMessage, Error, MessageContent, Request};
 
 /// The images of a request, ready to take their places.
 #[derive(Debug)]
@@ -36,6 +38,10 @@ struct PreparedImages {
     placeholder: String,
     /// For each image the text that replaces the placeholder.
     texts: Vec<String>,
+    /// For each image its digest, as hexadecimal digits.
+    digests: Vec<String>,
+    /// For each image the number of its tiles.
+    tile_counts: Vec<usize>,
     /// The token that has the place of a tile in these texts.
     image_token: u32,
     /// The tiles of all images.
@@ -77,11 +83,12 @@ impl Placement {
         let Self { request, prepared, .. } = self;
         let limit = context.prompt_limit();
         let begins = before.tokens.is_empty();
-        let tokens = prepared.tokens(&request, begins, text, limit)?;
+        let PromptTokens { tokens, exchange } = prepared.tokens(&request, begins, text, limit)?;
         let tokens = prepared.begin(tokens, begins)?;
+        let marks = prepared.marks(&request, &tokens, text, limit);
         let (tokens, placed) = prepared.place(tokens, before, context)?;
-        let placed = placed.into();
-        Ok(Request { placed, ..request.with_tokens(tokens) })
+        let (placed, placed_marks) = (placed.into(), marks.into());
+        Ok(Request { placed, placed_marks, exchange, ..request.with_tokens(tokens) })
     }
 }
 
@@ -121,16 +128,26 @@ impl PreparedImages {
         begins: bool,
         text: &Text,
         limit: PromptLimit,
-    ) -> Result<Vec<u32>, Error> {
+    ) -> Result<PromptTokens, Error> {
         text.check_len(request.prompt().len_bytes(), limit)?;
-        match request.prompt() {
+        let tokens = match request.prompt() {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
             Prompt::Text(prompt) => text.encode(&self.replace_in(prompt)?, begins),
             Prompt::Chat(messages) => {
-                let chat = text.rendered(request, messages)?;
-                let (chat, places) = chat.replace_in_order(&self.placeholder, &self.texts);
-                self.check_count(places)?;
-                text.encode_chat(&chat, limit)
+                let identified = self.identified(messages);
+                let place = |chat: RenderedChat| {
+                    let (chat, places) = chat.replace_in_order(&self.placeholder, &self.texts);
+                    self.check_count(places)?;
+                    Ok(chat)
+                };
+                let is_whole = |tokens: &[u32]| self.count_tiles(tokens) == self.tiles.len();
+                return text.placed_chat_tokens(
+                    request,
+                    (messages, &identified),
+                    place,
+                    is_whole,
+                    limit,
+                );
             }
             Prompt::Parts(parts) => part_tokens(parts, &self.texts, begins, text),
             Prompt::Skill(skill) => text.skills.tokens(skill, text),
@@ -141,7 +158,62 @@ impl PreparedImages {
                 let expected = "a prompt that is not a pair of texts, with images";
                 Err(Error::invalid("images", expected, "a pair"))
             }
+        };
+        Ok(PromptTokens { tokens: tokens?, exchange: None })
+    }
+
+    /// A conversation whose parts `{"type": "image"}` say which image they are, so that a history
+    /// can compare them.
+    fn identified(&self, messages: &[ChatMessage]) -> Vec<ChatMessage> {
+        let mut messages = messages.to_vec();
+        let parts = messages.iter_mut().flat_map(parts_mut).filter(|part| is_image(part));
+        for (part, digest) in parts.zip(&self.digests) {
+            part["digest"] = digest.as_str().into();
         }
+        messages
+    }
+
+    /// Number of tokens that have the place of a tile.
+    fn count_tiles(&self, tokens: &[u32]) -> usize {
+        tokens.iter().filter(|token| **token == self.image_token).count()
+    }
+
+    /// The ends of the marked parts of a conversation, in positions of its prompt, whose tokens these
+    /// are, with one token for each tile. Parts that cannot be found, and those that are the whole
+    /// prompt, are left out.
+    fn marks(
+        &self,
+        request: &Request,
+        tokens: &[u32],
+        text: &Text,
+        limit: PromptLimit,
+    ) -> Vec<PrefixMark> {
+        let Prompt::Chat(_) = request.prompt() else { return Vec::new() };
+        let marks = useful(&request.marks).into_iter().filter(|mark| !mark.is_whole());
+        let end = |mark: CacheMark| {
+            let part = up_to(request, &mark);
+            let Prompt::Chat(messages) = part.prompt() else { return None };
+            let images = messages.iter().flat_map(image_parts).count().min(self.texts.len());
+            let tiles = self.tile_counts[..images].iter().sum::<usize>();
+            let own = Self {
+                placeholder: self.placeholder.clone(),
+                texts: self.texts[..images].to_vec(),
+                digests: self.digests[..images].to_vec(),
+                tile_counts: self.tile_counts[..images].to_vec(),
+                tiles: self.tiles[..tiles].to_vec(),
+                ..*self
+            };
+            let part = own.tokens(&part, true, text, limit).ok()?.tokens;
+            let part = own.begin(part, true).ok()?;
+            let mut tiles = self.tiles.iter();
+            let positions = |token: &u32| match *token == self.image_token {
+                true => tiles.next().map_or(1, |tile| tile.kv_len),
+                false => 1,
+            };
+            let len = tokens[..common_len(&part, tokens)].iter().map(positions).sum();
+            Some(PrefixMark { len, ttl: mark.ttl })
+        };
+        marks.filter_map(end).collect()
     }
 
     /// Puts the image of a model with one image before the tokens of a prompt that begins a
@@ -208,6 +280,14 @@ impl PreparedImages {
     }
 }
 
+fn image_parts(message: &ChatMessage) -> impl Iterator<Item = &Value> {
+    let parts = match &message.content {
+        Some(MessageContent::Parts(parts)) => parts.as_slice(),
+        _ => &[],
+    };
+    parts.iter().filter(|part| is_image(part))
+}
+
 fn parts_mut(message: &mut ChatMessage) -> &mut [Value] {
     match &mut message.content {
         Some(MessageContent::Parts(parts)) => parts,
@@ -239,7 +319,15 @@ mod tests {
         let texts = texts.iter().map(|text| (*text).to_owned()).collect();
         let placeholder = "<i>".to_owned();
         let (image_token, first_token) = (9, None);
-        PreparedImages { placeholder, texts, image_token, tiles: Vec::new(), first_token }
+        PreparedImages {
+            placeholder,
+            texts,
+            digests: Vec::new(),
+            tile_counts: Vec::new(),
+            image_token,
+            tiles: Vec::new(),
+            first_token,
+        }
     }
 
     /// Goal: images take the places of placeholders in order, or come first; any other number of

@@ -184,6 +184,7 @@ mod marks;
 mod min_tokens;
 mod model_info;
 mod models;
+mod next_turn;
 mod prompt;
 mod repetition;
 mod request;

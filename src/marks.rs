@@ -4,7 +4,8 @@
 //! 2. [`Marked::of`] keeps the marks, and the conversation, of a request whose prompt becomes tokens.
 //! 3. [`Engine::prefix_marks`] finds the ends of the parts among the tokens, before the request is
 //!    submitted. The end of the prompt is known. For another place, the conversation is rendered up to
-//!    there, once more, as work of the client; the part is what both prompts have in common.
+//!    there, once more, as work of the client; the part is what both prompts have in common. With
+//!    images, that is done when they take their places (`images.rs`).
 //! 4. The stream protects them ([`Marking::mark`]) when the second token is there, as the prompt is
 //!    cached by then, or at its end.
 
@@ -15,6 +16,7 @@ use stolon_actors::EngineHandle;
 use stolon_kvcache::Namespace;
 use stolon_scheduler::PrefixMark;
 
+use crate::prompt::common_len;
 use crate::request::Prompt;
 use crate::text::ended_chat;
 use crate::{ChatMessage, Engine, MessageContent, Request};
@@ -59,7 +61,7 @@ impl CacheMark {
 
 /// The marks that have an effect: a mark is of no use if a later one lives as long. The last one
 /// comes first.
-fn useful(marks: &[CacheMark]) -> Vec<CacheMark> {
+pub(crate) fn useful(marks: &[CacheMark]) -> Vec<CacheMark> {
     let mut marks = marks.to_vec();
     marks.sort_by_key(|mark| (std::cmp::Reverse(mark.message), mark.parts_left_out));
     let mut longest = Duration::ZERO;
@@ -79,23 +81,26 @@ pub(crate) struct Marked {
     pub(crate) marks: Vec<CacheMark>,
     /// The request with the conversation; `None` if all marks are at the end of the prompt.
     pub(crate) conversation: Option<Arc<Request>>,
+    /// The ends of other marked parts that are known.
+    placed: Arc<[PrefixMark]>,
 }
 
 impl Marked {
     /// The marks of a request; `None` if it has none.
     pub(crate) fn of(request: &Request) -> Option<Marked> {
-        if request.marks.is_empty() {
+        if request.marks.is_empty() && request.placed_marks.is_empty() {
             return None;
         }
         let conversation = request.conversation.clone().or_else(|| match request.prompt() {
-            // The positions of images are not known before they are decoded.
+            // Images are in their places already, and the marks with them.
             Prompt::Chat(_) if !request.has_images() => Some(Arc::new(request.clone())),
             _ => None,
         });
         let mut marks = useful(&request.marks);
         let conversation = conversation.filter(|_| marks.iter().any(|mark| !mark.is_whole()));
         marks.retain(|mark| conversation.is_some() || mark.is_whole());
-        Some(Marked { marks, conversation })
+        let placed = Arc::clone(&request.placed_marks);
+        Some(Marked { marks, conversation, placed })
     }
 }
 
@@ -107,7 +112,7 @@ fn messages(request: &Request) -> &[ChatMessage] {
 }
 
 /// The part of a conversation up to a mark.
-fn up_to(conversation: &Request, mark: &CacheMark) -> Request {
+pub(crate) fn up_to(conversation: &Request, mark: &CacheMark) -> Request {
     let messages = messages(conversation);
     let mut messages = messages[..messages.len().min(mark.message.saturating_add(1))].to_vec();
     if let Some(last) = messages.last_mut() {
@@ -135,9 +140,9 @@ impl Engine {
         marked: Option<Marked>,
         tokens: &[u32],
     ) -> Arc<[PrefixMark]> {
-        let Some(Marked { marks, conversation }) = marked else { return Arc::default() };
+        let Some(Marked { marks, conversation, placed }) = marked else { return Arc::default() };
         let block_size = self.model_info().block_size;
-        let mut ends: Vec<PrefixMark> = Vec::new();
+        let mut lens: Vec<PrefixMark> = Vec::new();
         for mark in marks {
             let len = match &conversation {
                 Some(conversation) if !mark.is_whole() => {
@@ -146,20 +151,19 @@ impl Engine {
                 }
                 _ => tokens.len(),
             };
+            lens.push(PrefixMark { len, ttl: mark.ttl });
+        }
+        let mut ends: Vec<PrefixMark> = Vec::new();
+        for PrefixMark { len, ttl } in lens.into_iter().chain(placed.iter().copied()) {
             let len = len / block_size * block_size;
             // Later marks come first.
             if len > 0 && ends.last().is_none_or(|end| end.len > len) {
-                ends.push(PrefixMark { len, ttl: mark.ttl.min(PrefixMark::MAX_TTL) });
+                ends.push(PrefixMark { len, ttl: ttl.min(PrefixMark::MAX_TTL) });
             }
         }
         ends.reverse();
         ends.into()
     }
-}
-
-/// Number of leading tokens that are equal.
-fn common_len(left: &[u32], right: &[u32]) -> usize {
-    left.iter().zip(right).take_while(|(left, right)| left == right).count()
 }
 
 /// The marks of a request that was submitted.

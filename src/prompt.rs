@@ -72,6 +72,11 @@ impl PromptTokens {
     }
 }
 
+/// Number of leading tokens that are equal.
+pub(crate) fn common_len(left: &[u32], right: &[u32]) -> usize {
+    left.iter().zip(right).take_while(|(left, right)| left == right).count()
+}
+
 /// The text layer of an engine, and the threads on which it runs.
 #[derive(Debug)]
 pub(crate) struct Prompts {
@@ -223,6 +228,23 @@ impl Prompts {
             self.run(work, move |text| text.prompt_tokens(&request, limit)).await
         }
         .boxed()
+    }
+
+    /// The token ids of the prompt of `first`, and how many of them the prompt of `second` begins
+    /// with, too. Always long work, because nobody waits for it.
+    pub(crate) async fn common(
+        &self,
+        first: Request,
+        second: Request,
+    ) -> Result<(Vec<u32>, usize), Error> {
+        let (client, limit) = (first.options.tenant.clone(), self.limit);
+        let common = move |text: &Text| {
+            let first = text.prompt_tokens(&first, limit)?.tokens;
+            let second = text.prompt_tokens(&second, limit)?.tokens;
+            let len = common_len(&first, &second);
+            Ok((first, len))
+        };
+        self.run(Work::Long(client), common).await
     }
 
     /// As [`Prompts::tokens`], for a request whose prompt is not needed any longer. Token ids that the

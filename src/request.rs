@@ -12,7 +12,7 @@ mod sharing;
 use std::sync::Arc;
 use std::time::Duration;
 
-use stolon_scheduler::{PromptImage, Quota, RequestOptions, TokenSet};
+use stolon_scheduler::{PrefixMark, PromptImage, Quota, RequestOptions, TokenSet};
 
 pub(crate) use images::{ImageFile, prompt_usage};
 #[cfg(feature = "images")]
@@ -87,6 +87,9 @@ pub struct Request {
     /// What the history keeps of the conversation that the prompt was; `None` for other prompts.
     pub(crate) exchange: Option<Arc<Exchange>>,
     pub(crate) marks: Arc<[CacheMark]>,
+    /// The ends of marked parts of a conversation with images, which is token ids now; the last one
+    /// first.
+    pub(crate) placed_marks: Arc<[PrefixMark]>,
     /// The request before its prompt became token ids, if it has marks within a conversation.
     pub(crate) conversation: Option<Arc<Request>>,
     /// How a conversation is rendered, apart from the tools.
@@ -129,6 +132,7 @@ impl Request {
             tools: None,
             exchange: None,
             marks: Arc::default(),
+            placed_marks: Arc::default(),
             conversation: None,
             chat: Arc::default(),
             stop: Arc::default(),
@@ -222,7 +226,7 @@ impl Request {
         self.prompt = Arc::new(Prompt::Tokens(tokens.into()));
         (self.tools, self.chat, self.exchange) = (None, Arc::default(), None);
         self.marks = self.marks.iter().filter(|mark| mark.is_whole()).copied().collect();
-        self.conversation = None;
+        (self.conversation, self.placed_marks) = (None, Arc::default());
         (self.images, self.placed) = (Vec::new(), Arc::default());
         self.prompt_ends = TokenSet::default();
         self

@@ -16,6 +16,7 @@ use stolon_text::{Answer, AnswerFormat, AnswerParser, AnswerPart, StopStrings};
 
 use crate::cache_miss::Missed;
 use crate::marks::Marking;
+use crate::next_turn::NextTurn;
 use crate::repetition::RepetitionDetector;
 use crate::text::{Detokenizer, Recording};
 use crate::{CacheMiss, Completion, Error};
@@ -66,6 +67,8 @@ pub(crate) struct AnswerState {
     pub(crate) parts: Option<Answer>,
     /// Records the answer for the next request of the conversation; `None` if it is not recorded.
     pub(crate) recording: Option<Recording>,
+    /// The conversation, if its next turn is to be prepared after the answer.
+    pub(crate) next_turn: Option<NextTurn>,
     /// Why a part of the prompt was not cached when the request was submitted.
     pub(crate) missed: Option<Missed>,
     /// The marked parts of the prompt; `None` if there are none, or if they were marked.
@@ -309,7 +312,10 @@ impl TokenStream {
             }
         }
         if let Some(recording) = self.answer.recording.take() {
-            recording.finish(&finish.reason);
+            let said = recording.finish(&finish.reason);
+            if let Some((next_turn, said)) = self.answer.next_turn.take().zip(said) {
+                next_turn.begin(said);
+            }
         }
         self.ready.push_back(Event::Finished(finish));
     }

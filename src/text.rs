@@ -18,6 +18,7 @@ use stolon_text::{
 };
 
 pub(crate) use history::Exchange;
+use history::StoredHistory;
 pub(crate) use recording::Recording;
 pub(crate) use stolon_text::{ChatOptions, Detokenizer};
 
@@ -42,6 +43,8 @@ pub(crate) struct Text {
     ends: Arc<[String]>,
     /// `None` if answers are tokenized again.
     history: Option<Arc<History>>,
+    /// The file of the history; `None` if it is in memory only.
+    stored: Option<Arc<StoredHistory>>,
     grammars: Option<Grammars>,
     /// The prompts of the model's skills.
     pub(crate) skills: Skills,
@@ -238,7 +241,7 @@ impl Text {
             Prompt::Text(text) => self.encode(text, true)?,
             Prompt::Pair(..) => return Err(no_pairs()),
             Prompt::Chat(messages) => {
-                let asked = self.asked(request, messages)?;
+                let asked = self.asked(request, messages, None)?;
                 let chat = self.model()?.prepare_chat(&asked.messages, &asked.options)?;
                 return self.chat_tokens(asked, &chat, limit);
             }
@@ -290,25 +293,27 @@ impl Text {
         limit: PromptLimit,
     ) -> Result<Option<PromptTokens>, Error> {
         let Prompt::Chat(messages) = request.prompt() else { return Ok(None) };
-        let asked = self.asked(request, messages)?;
+        let asked = self.asked(request, messages, None)?;
         let chat = self.model()?.prepare_quickly(&asked.messages, &asked.options);
         chat.map(|chat| self.chat_tokens(asked, &chat, limit)).transpose()
     }
 
-    /// The conversation of a request as it is rendered.
+    /// The conversation of a request as it is rendered. `identified` are the messages with which the
+    /// history knows it, if they have images.
     fn asked<'a>(
         &self,
         request: &Request,
         messages: &'a [ChatMessage],
+        identified: Option<&[ChatMessage]>,
     ) -> Result<Asked<'a>, Error> {
         let options = chat_options(request.tools.as_deref(), &request.chat)?;
         let Some(history) = &self.history else {
             return Ok(Asked { options, messages: messages.into(), known: None });
         };
         let outline = Outline::of_tokens(request);
-        let found = history.find(&outline.scope(), messages);
+        let found = history.find(&outline.scope(), identified.unwrap_or(messages));
         let messages = found.restored(messages);
-        let outline = outline.with_chat(&messages, &options);
+        let outline = outline.with_chat(&messages, identified.is_some(), &options);
         Ok(Asked { options, messages, known: Some((found, outline)) })
     }
 
@@ -335,16 +340,18 @@ impl Text {
         Ok(PromptTokens { tokens, exchange: Some(Arc::new(exchange)) })
     }
 
-    /// What the history keeps of a request. `None` if nothing is kept, or if its prompt has images.
+    /// What the history keeps of a request. `None` if nothing is kept, or if its prompt has images and
+    /// is not a conversation.
     pub(crate) fn exchange(
         &self,
         request: &Request,
         prompt: &PromptTokens,
     ) -> Option<Arc<Exchange>> {
-        if self.history.is_none() || !request.placed.is_empty() {
-            return None;
-        }
+        self.history.as_ref()?;
         prompt.exchange.clone().or_else(|| {
+            if !request.placed.is_empty() {
+                return None;
+            }
             let outline = Outline::of_tokens(request);
             Some(Arc::new(Exchange::of_tokens(outline, &prompt.tokens)))
         })
@@ -361,7 +368,7 @@ impl Text {
         let exchange = self.history.as_ref()?.remember(exchange, evictions);
         let tokenizer = self.tokenizer().ok()?.clone();
         let format = format.as_deref().cloned().unwrap_or_default();
-        Some(Recording::new(exchange, tokenizer, format))
+        Some(Recording::new(exchange, tokenizer, format, self.stored.clone()))
     }
 
     /// As [`History::miss`]; `None` also if nothing is remembered.
@@ -377,22 +384,29 @@ impl Text {
         self.history.as_ref()?.miss(exchange, tokens, found, resume_max, evictions, text)
     }
 
-    /// The conversation of a request, rendered.
+    /// The token ids of a conversation with images, as for one without: `place` puts them in their
+    /// places in its text. The history knows it by its `identified` messages, which say which images
+    /// they are. `is_whole` says whether tokens have all images and nothing that looks like one.
     #[cfg(feature = "images")]
-    pub(crate) fn rendered(
+    pub(crate) fn placed_chat_tokens(
         &self,
         request: &Request,
-        messages: &[ChatMessage],
-    ) -> Result<RenderedChat, Error> {
-        let options = chat_options(request.tools.as_deref(), &request.chat)?;
-        Ok(self.model()?.prepare_chat(messages, &options)?)
+        (messages, identified): (&[ChatMessage], &[ChatMessage]),
+        place: impl Fn(RenderedChat) -> Result<RenderedChat, Error>,
+        is_whole: impl Fn(&[u32]) -> bool,
+        limit: PromptLimit,
+    ) -> Result<PromptTokens, Error> {
+        let asked = self.asked(request, messages, Some(identified))?;
+        let chat = place(self.model()?.prepare_chat(&asked.messages, &asked.options)?)?;
+        let prompt = self.chat_tokens(asked, &chat, limit)?;
+        if is_whole(&prompt.tokens) {
+            return Ok(prompt);
+        }
+        // An answer was sampled with the token of an image.
+        Ok(PromptTokens { tokens: self.encode_chat(&chat, limit)?, exchange: None })
     }
 
-    pub(crate) fn encode_chat(
-        &self,
-        chat: &RenderedChat,
-        limit: PromptLimit,
-    ) -> Result<Vec<u32>, Error> {
+    fn encode_chat(&self, chat: &RenderedChat, limit: PromptLimit) -> Result<Vec<u32>, Error> {
         self.check_len(chat.len_bytes(), limit)?;
         Ok(self.model()?.encode_rendered(chat)?)
     }
@@ -405,6 +419,45 @@ impl Text {
         options: &ChatOptions,
     ) -> Result<String, Error> {
         Ok(self.model()?.render_chat(messages, &chat_options(tools, options)?)?)
+    }
+}
+
+/// The file of the history.
+#[cfg(feature = "tiers")]
+impl Text {
+    /// Also keeps the history in a file of this directory, in which the KV that the model with this
+    /// fingerprint computes is stored, and reads the file. Without a history or a tokenizer, there is
+    /// no file; if it cannot be written, a warning is logged. Blocks the thread.
+    pub(crate) fn with_stored_history(
+        self,
+        directory: &std::path::Path,
+        fingerprint: &[u8; 32],
+        vocab_size: usize,
+    ) -> Text {
+        let (Some(history), Ok(tokenizer)) = (&self.history, self.tokenizer()) else { return self };
+        // Tokens depend on the tokenizer, too.
+        let mut model = blake3::Hasher::new_keyed(fingerprint);
+        for id in 0..u32::try_from(vocab_size).unwrap_or(u32::MAX) {
+            let spelling = tokenizer.token_spelling(id).unwrap_or_default();
+            model.update(&(spelling.len() as u64).to_le_bytes()).update(spelling.as_bytes());
+        }
+        let path = directory.join("history");
+        let model = *model.finalize().as_bytes();
+        let stored = StoredHistory::open(path.clone(), history, model, vocab_size);
+        let stored = stored.inspect_err(|error| {
+            tracing::warn!(path = %path.display(), %error, "the history is not stored");
+        });
+        Text { stored: stored.ok().map(Arc::new), ..self }
+    }
+
+    /// Waits until the answers that have ended are in the file of the history, if there is one.
+    pub(crate) fn flush_history(&self) {
+        self.stored.iter().for_each(|stored| stored.flush());
+    }
+
+    /// Removes everything from the file of the history, if there is one.
+    pub(crate) fn clear_stored_history(&self) {
+        self.stored.iter().for_each(|stored| stored.clear());
     }
 }
 

@@ -6,6 +6,7 @@ mod prefix_file;
 mod settings;
 
 use std::collections::HashSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use stolon_kvcache::{EvictionPolicy, Namespace};
 use stolon_scheduler::EngineError;
 use stolon_tiers::RecordShape;
 
+use crate::text::Text;
 use crate::{Engine, Error, Request};
 
 pub use prefix_file::PrefixImport;
@@ -28,28 +30,51 @@ const POOL_LIMIT: Duration = Duration::from_secs(60);
 
 /// The tiers of an engine; `None` without a directory.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct EngineTiers(Option<Arc<stolon_tiers::Tiers>>);
+pub(crate) struct EngineTiers(Option<Opened>);
+
+#[derive(Clone, Debug)]
+struct Opened {
+    tiers: Arc<stolon_tiers::Tiers>,
+    directory: Arc<Path>,
+}
 
 impl EngineTiers {
+    fn tiers(&self) -> Option<&Arc<stolon_tiers::Tiers>> {
+        self.0.as_ref().map(|opened| &opened.tiers)
+    }
+
     /// The key of namespaces of the directory.
     pub(crate) fn namespace_key(&self) -> Option<[u8; 32]> {
-        self.0.as_ref()?.namespace_key()
+        self.tiers()?.namespace_key()
+    }
+
+    /// The text layer with its history in the directory of the tiers, too.
+    pub(crate) async fn with_stored_history(
+        &self,
+        text: Text,
+        handle: &EngineHandle,
+    ) -> Result<Text, Error> {
+        let (Some(opened), Some(format)) = (&self.0, handle.kv_format()) else { return Ok(text) };
+        let directory = Arc::clone(&opened.directory);
+        let (fingerprint, vocab_size) = (format.fingerprint, handle.context().spec.vocab_size);
+        let stored = move || text.with_stored_history(&directory, &fingerprint, vocab_size);
+        blocking(handle, stored).await
     }
 
     /// Number of leading tokens of a prompt whose KV is on the disk or in the object store.
     pub(crate) fn stored(&self, namespace: &Namespace, tokens: &Arc<Vec<u32>>) -> usize {
-        let Some(tiers) = &self.0 else { return 0 };
+        let Some(tiers) = self.tiers() else { return 0 };
         let TierMatch { disk, object_store, .. } = tiers.query(0, namespace, Arc::clone(tokens));
         disk.max(object_store)
     }
 
     pub(crate) fn set_eviction_policy(&self, policy: EvictionPolicy) {
-        self.0.iter().for_each(|tiers| tiers.set_eviction_policy(policy));
+        self.tiers().iter().for_each(|tiers| tiers.set_eviction_policy(policy));
     }
 
     /// Stores the KV in the pool before the engine stops, if the write policy asks for it.
     pub(crate) async fn before_stop(&self, handle: &EngineHandle) {
-        let Some(tiers) = self.0.clone() else { return };
+        let Some(tiers) = self.tiers().cloned() else { return };
         let stored = store_pool(tiers, handle.clone());
         // The timer needs the engine's runtime.
         let stored = async move { tokio::time::timeout(POOL_LIMIT, stored).await };
@@ -60,9 +85,11 @@ impl EngineTiers {
 
     /// Ends the tiers of an engine that has stopped, after everything was written. The object store
     /// is waited for, too, but not forever.
-    pub(crate) async fn after_stop(&self, handle: &EngineHandle) {
-        let Some(tiers) = self.0.clone() else { return };
+    pub(crate) async fn after_stop(&self, handle: &EngineHandle, text: &Text) {
+        let Some(tiers) = self.tiers().cloned() else { return };
+        let text = text.clone();
         let close = move || {
+            text.flush_history();
             tiers.flush();
             tiers.close();
         };
@@ -96,7 +123,7 @@ impl Tiers<'_> {
         let inner = &self.0.inner;
         let (namespace, tokens) = self.0.lookup(request)?;
         let pool = inner.handle.query_match_len(&namespace, &tokens);
-        Ok(match &inner.tiers.0 {
+        Ok(match inner.tiers.tiers() {
             Some(tiers) => tiers.query(pool, &namespace, Arc::new(tokens)),
             None => TierMatch::pool(pool),
         })
@@ -104,12 +131,12 @@ impl Tiers<'_> {
 
     /// Statistics of the disk tier; `None` if there is none.
     pub fn disk_stats(self) -> Option<DiskStats> {
-        self.0.inner.tiers.0.as_ref()?.disk_stats()
+        self.0.inner.tiers.tiers()?.disk_stats()
     }
 
     /// Statistics of the object tier; `None` if there is none.
     pub fn object_stats(self) -> Option<ObjectStats> {
-        self.0.inner.tiers.0.as_ref()?.object_stats()
+        self.0.inner.tiers.tiers()?.object_stats()
     }
 
     /// The blocks that the disk tier has, and every change from now on, in a queue of at most
@@ -130,20 +157,25 @@ impl Tiers<'_> {
         if capacity == 0 {
             return Err(Error::invalid("capacity", "at least 1 event", capacity));
         }
-        let Some(tiers) = &inner.tiers.0 else { return Ok(None) };
+        let Some(tiers) = inner.tiers.tiers() else { return Ok(None) };
         let subscription = tiers.disk_events(inner.handle.block_hasher()?, capacity);
         Ok(subscription.map(|(snapshot, receiver)| CacheEvents::new(snapshot, receiver)))
     }
 
-    /// Removes everything from the disk tier, also KV that was computed before and is still to be
+    /// Removes everything from the disk tier, with the stored history, also KV that was computed before and is still to be
     /// written. KV in the pool and in the object store stays. Does nothing without a disk tier.
     ///
     /// # Errors
     /// `Stopped` if the engine's runtime has ended.
     pub async fn clear_disk(self) -> Result<(), Error> {
         self.flush().await?;
-        let Some(tiers) = self.0.inner.tiers.0.clone() else { return Ok(()) };
-        blocking(&self.0.inner.handle, move || tiers.clear()).await
+        let Some(tiers) = self.0.inner.tiers.tiers().cloned() else { return Ok(()) };
+        let text = self.0.inner.prompts.text.clone();
+        let clear = move || {
+            tiers.clear();
+            text.clear_stored_history();
+        };
+        blocking(&self.0.inner.handle, clear).await
     }
 
     /// Waits until everything that was computed before is on the disk and in the object store, or
@@ -156,14 +188,19 @@ impl Tiers<'_> {
     /// `Stopped` if the engine's runtime has ended.
     pub async fn flush(self) -> Result<(), Error> {
         let inner = &self.0.inner;
-        let Some(tiers) = inner.tiers.0.clone() else { return Ok(()) };
+        let Some(tiers) = inner.tiers.tiers().cloned() else { return Ok(()) };
         // When the audit is answered, everything that was computed before is claimed. Whether it
         // passes does not matter for the disk.
         let _ = self.0.audit().await;
         let stored = store_pool(Arc::clone(&tiers), inner.handle.clone());
         // Fails only if the runtime ends.
         let _ = inner.handle.runtime().spawn(stored).await;
-        blocking(&inner.handle, move || tiers.flush()).await
+        let text = inner.prompts.text.clone();
+        let flush = move || {
+            text.flush_history();
+            tiers.flush();
+        };
+        blocking(&inner.handle, flush).await
     }
 }
 

@@ -23,6 +23,8 @@ use crate::stored::look_up;
 pub(crate) enum AdmissionMessage {
     /// A validated request.
     Submit(Box<Sequence>, QueuePermit),
+    /// A validated prompt to compute while there is no request.
+    SubmitBackground(Box<Sequence>),
     /// The stream of this request was dropped.
     Cancel(u64),
     /// A sequence can continue: its slow reader has caught up, or a token was sampled late.
@@ -116,6 +118,7 @@ impl Actor for AdmissionActor {
         let scheduler = &mut state.scheduler;
         match message {
             AdmissionMessage::Submit(sequence, permit) => scheduler.submit(*sequence, permit),
+            AdmissionMessage::SubmitBackground(sequence) => scheduler.submit_background(*sequence),
             AdmissionMessage::Cancel(id) => scheduler.cancel(id),
             AdmissionMessage::Resume => scheduler.resume(),
             AdmissionMessage::StepDone(done) => {

@@ -182,7 +182,28 @@ impl EngineHandle {
         // If the generation has just ended, the sequence is dropped here, which closes the event
         // channel. The stream then yields the reason.
         let _ = generation.admission.cast(message);
-        Ok(SequenceStream::new(id, events, &generation, Arc::clone(&self.shared)))
+        Ok(SequenceStream::new(id, events, &generation, Some(Arc::clone(&self.shared))))
+    }
+
+    /// Computes the prompt of a request for the cache, while no request waits or runs, in short
+    /// steps. If a request comes, it ends after the step in flight. The stream has no tokens
+    /// ([`EngineContext::submit_background`]) and does not keep the engine running. At most 16 such prompts wait; the one that has waited
+    /// longest ends for another one.
+    ///
+    /// # Errors
+    /// Every way in which a request can be invalid, also without a prefix cache;
+    /// [`EngineError::Draining`], [`EngineError::Interrupted`], [`EngineError::BackendHung`] and
+    /// [`EngineError::Stopped`].
+    pub fn submit_background(
+        &self,
+        request: SequenceRequest,
+    ) -> Result<SequenceStream, EngineError> {
+        let generation = self.common().current()?;
+        let id = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
+        let (sequence, events) = self.context().submit_background(id, request, Instant::now())?;
+        // As for a request: if the generation has just ended, the stream yields the reason.
+        let _ = generation.admission.cast(AdmissionMessage::SubmitBackground(Box::new(sequence)));
+        Ok(SequenceStream::new(id, events, &generation, None))
     }
 
     fn common(&self) -> &Common {

@@ -20,8 +20,8 @@ pub struct SequenceStream {
     admission: ActorRef<AdmissionMessage>,
     /// Why the generation ended, if the event channel closes before the request has ended.
     end: GenerationEnd,
-    /// Keeps the engine alive while the stream exists.
-    _shared: Arc<Shared>,
+    /// Keeps the engine alive while the stream of a request exists.
+    _shared: Option<Arc<Shared>>,
     ended: bool,
 }
 
@@ -30,7 +30,7 @@ impl SequenceStream {
         id: u64,
         events: EventReceiver,
         generation: &Generation,
-        shared: Arc<Shared>,
+        shared: Option<Arc<Shared>>,
     ) -> SequenceStream {
         let (admission, end) = (generation.admission.clone(), generation.end.clone());
         SequenceStream { id, events, admission, end, _shared: shared, ended: false }

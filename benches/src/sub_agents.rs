@@ -4,13 +4,15 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+use std::ops::Range;
 use std::time::Duration;
 
+use bytes::Bytes;
 use stolon_backend::{BackendSpec, StateSpec, StepBatch};
 use stolon_kvcache::EvictionPolicy;
 use stolon_loadgen::metrics::{RequestRecord, share};
 use stolon_loadgen::rng::SeededRng;
-use stolon_scheduler::{EngineConfig, Event, SequenceRequest, Simulation};
+use stolon_scheduler::{EngineConfig, Event, SequenceRequest, Simulation, StoredKv};
 
 use crate::checkpoints::{KV_BYTES, STATE_BYTES};
 use crate::cost::CostModel;
@@ -47,6 +49,8 @@ pub struct Outcome {
     pub prompt_tokens: usize,
     /// Those that were cached.
     pub cached_tokens: usize,
+    /// Those of them that were read from the disk.
+    pub read_tokens: usize,
     /// Prompt tokens that had been computed before, and had to be computed again.
     pub lost_tokens: usize,
     /// Those of them that had been used less than a minute before.
@@ -75,6 +79,9 @@ struct Agent {
     /// Length of the part of `history` that was computed when it was last used, at `used`.
     computed: usize,
     used: Duration,
+    /// When its next request was sent, and the blocks of its prompt that were read from the disk, if
+    /// that has begun.
+    reading: Option<(Duration, Range<usize>)>,
     /// Turns until a main agent delegates, or until a sub-agent is done.
     turns_left: usize,
     /// The source of the lengths of all texts that it reads and writes. It is its own, so that the
@@ -95,6 +102,9 @@ struct Team {
 struct Hour<'a, C> {
     simulation: Simulation<C>,
     hints: Hints,
+    /// The speed of the disk that has everything that was computed, in bytes per second, and the KV of a
+    /// block.
+    disk: Option<(f64, Bytes)>,
     prompts: &'a [Vec<u32>],
     /// When the system prompt of each kind was last used.
     prompt_used: Vec<Option<Duration>>,
@@ -107,7 +117,9 @@ struct Hour<'a, C> {
 
 /// Runs `teams` main agents, each with its sub-agents, for an hour. The pool holds `pool` of all
 /// that one team has in its context at most. With `has_states`, the model has recurrent layers of the
-/// shape of Qwen3.5-0.8B, whose checkpoints are in the pool as well.
+/// shape of Qwen3.5-0.8B, whose checkpoints are in the pool as well. With `disk`, everything that is
+/// computed is on a disk, from which so many bytes per second are read where that is faster than
+/// computing; only without states.
 ///
 /// # Errors
 /// If a request is refused, or the check of the block accounting at the end fails.
@@ -117,6 +129,7 @@ pub fn run(
     policy: EvictionPolicy,
     hints: Hints,
     has_states: bool,
+    disk: Option<f64>,
     cost: &CostModel,
 ) -> anyhow::Result<Outcome> {
     let spec = BackendSpec {
@@ -134,6 +147,8 @@ pub fn run(
         logit_cache_bytes: 0,
         ..EngineConfig::default()
     };
+    anyhow::ensure!(disk.is_none() || !has_states, "expected a disk only without states");
+    let block = Bytes::from(vec![0; BLOCK_SIZE * KV_BYTES]);
     let mut rng = SeededRng::new(1);
     let lens = [MAIN_PROMPT].into_iter().chain([SUB_PROMPT; SUBS]);
     let prompts: Vec<Vec<u32>> = lens.map(|len| rng.tokens(len, VOCAB_SIZE)).collect();
@@ -141,6 +156,7 @@ pub fn run(
     let mut hour = Hour {
         simulation,
         hints,
+        disk: disk.map(|speed| (speed, block)),
         prompt_used: vec![None; prompts.len()],
         prompts: &prompts,
         teams: Vec::new(),
@@ -177,6 +193,7 @@ impl<C: FnMut(&StepBatch) -> Duration> Hour<'_, C> {
                 }
             }
         }
+        self.outcome.read_tokens = usize::try_from(self.simulation.stats().loaded_tokens)?;
         let audit = self.simulation.audit()?;
         anyhow::ensure!(audit.blocks_reserved == 0 && audit.running == 0, "{audit:?}");
         Ok(self.outcome)
@@ -192,16 +209,60 @@ impl<C: FnMut(&StepBatch) -> Duration> Hour<'_, C> {
         let task = rng.between(100, 600);
         history.extend(rng.tokens(task, VOCAB_SIZE));
         let turns_left = if kind == 0 { rng.between(3, 7) } else { rng.between(8, 15) };
-        let agent =
-            Agent { team, kind, history, computed: 0, used: Duration::ZERO, turns_left, rng };
+        let agent = Agent {
+            team,
+            kind,
+            history,
+            computed: 0,
+            used: Duration::ZERO,
+            reading: None,
+            turns_left,
+            rng,
+        };
         self.arrivals.push(Reverse((at, self.agents.len())));
         self.agents.push(agent);
     }
 
+    /// What was computed before of an agent's prompt, and when it was last used: the conversation, or
+    /// only the system prompt of its kind.
+    fn known(&self, agent: &Agent) -> Option<(usize, Duration)> {
+        match (agent.computed, self.prompt_used[agent.kind]) {
+            (0, None) => None,
+            (0, Some(used)) => Some((self.prompts[agent.kind].len(), used)),
+            (computed, _) => Some((computed, agent.used)),
+        }
+    }
+
+    /// The blocks of an agent's prompt that are on the disk and not in the pool, and how long it takes
+    /// to read them. `None` if there are none, or if computing them is faster.
+    fn reads(&self, index: usize) -> Option<(Range<usize>, Duration)> {
+        let (speed, block) = self.disk.as_ref()?;
+        let agent = &self.agents[index];
+        let (known, _) = self.known(agent)?;
+        let cached = self.simulation.cached(&SequenceRequest::new(agent.history.clone(), 1));
+        let blocks = cached / BLOCK_SIZE..known / BLOCK_SIZE;
+        let time = Duration::from_secs_f64((blocks.len() * block.len()) as f64 / speed);
+        let rate = self.simulation.stats().prefill_rate.max(1) as f64;
+        let computed = Duration::from_secs_f64((blocks.len() * BLOCK_SIZE) as f64 / rate);
+        (!blocks.is_empty() && time < computed).then_some((blocks, time))
+    }
+
     fn submit(&mut self, index: usize, at: Duration) -> anyhow::Result<()> {
+        if self.agents[index].reading.is_none()
+            && let Some((blocks, time)) = self.reads(index)
+        {
+            self.agents[index].reading = Some((at, blocks));
+            self.arrivals.push(Reverse((at + time, index)));
+            return Ok(());
+        }
         let agent = &mut self.agents[index];
+        let (at, read) = agent.reading.take().unwrap_or((at, 0..0));
         let output = agent.rng.between(60, 250);
         let mut request = SequenceRequest::new(agent.history.clone(), output);
+        if let Some((_, block)) = self.disk.as_ref().filter(|_| !read.is_empty()) {
+            let kv = vec![block.clone(); read.len()];
+            request.stored = Some(StoredKv::new(BLOCK_SIZE, read.start, kv));
+        }
         if self.hints == Hints::MainFirst {
             request.options.priority = i32::from(agent.kind == 0);
         }
@@ -234,15 +295,10 @@ impl<C: FnMut(&StepBatch) -> Duration> Hour<'_, C> {
 
     /// Adds a finished request to the outcome.
     fn count(&mut self, index: usize, record: &RequestRecord) {
+        let known = self.known(&self.agents[index]);
         let agent = &mut self.agents[index];
         let role = usize::from(agent.kind > 0);
         let sent = Duration::from_secs_f64(record.sent_at);
-        // What was computed before: the conversation, or only the system prompt of its kind.
-        let known = match (agent.computed, self.prompt_used[agent.kind]) {
-            (0, None) => None,
-            (0, Some(used)) => Some((self.prompts[agent.kind].len(), used)),
-            (computed, _) => Some((computed, agent.used)),
-        };
         if let Some((len, used)) = known {
             let lost = (len / BLOCK_SIZE * BLOCK_SIZE).saturating_sub(record.cached_tokens);
             self.outcome.lost_tokens += lost;

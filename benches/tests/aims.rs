@@ -108,11 +108,34 @@ fn the_default_orders_keep_the_contexts_of_sub_agents() {
     let [lru, aware] = [EvictionPolicy::Lru, EvictionPolicy::CostAware];
     for (has_states, default, other) in [(false, lru, aware), (true, aware, lru)] {
         let lost = |policy| {
-            let outcome = run(2, 0.75, policy, Hints::None, has_states, &cost).expect("it runs");
+            let outcome = run(2, 0.75, policy, Hints::None, has_states, None, &cost);
+            let outcome = outcome.expect("it runs");
             assert!(outcome.turns.into_iter().all(|turns| turns > 40), "{:?}", outcome.turns);
             outcome.lost_tokens
         };
         let (default, other) = (lost(default), lost(other));
         assert!(2 * default <= other, "{default} and {other}, states: {has_states}");
     }
+}
+
+/// Goal: with a disk that has everything that was computed, hardly anything is computed again although
+/// the pool holds half of the contexts, and agents get more done.
+#[test]
+fn a_disk_keeps_what_sub_agents_push_out() {
+    let cost = CostModel::named("100m").expect("a built-in calibration");
+    let run = |disk| {
+        let outcome = run(1, 0.5, EvictionPolicy::Lru, Hints::None, false, disk, &cost);
+        outcome.expect("it runs")
+    };
+    let (without, with) = (run(None), run(Some(1e9)));
+    assert_eq!(without.read_tokens, 0);
+    assert!(with.read_tokens > 100_000, "{}", with.read_tokens);
+    assert!(
+        10 * with.lost_tokens < without.lost_tokens,
+        "{} {}",
+        with.lost_tokens,
+        without.lost_tokens
+    );
+    let turns = |outcome: &stolon_benches::sub_agents::Outcome| outcome.turns.iter().sum::<usize>();
+    assert!(turns(&with) > turns(&without), "{:?} {:?}", with.turns, without.turns);
 }

@@ -191,6 +191,25 @@ impl EngineBuilder {
         self
     }
 
+    /// Whether the engine computes what the next turn of a conversation begins with, as soon as an
+    /// answer has ended and no request waits or runs: the end of the answer, the text that the chat
+    /// template puts after it, and, where the template strips the reasoning of earlier answers, the
+    /// conversation without it. Default: `false`.
+    ///
+    /// The next turn then computes only its new text. A request that comes meanwhile waits for at
+    /// most one step of 16 tokens. The work counts apart from that of requests
+    /// ([`EngineStats::background_tokens`](crate::EngineStats)), and is lost if the conversation
+    /// ends or goes on otherwise. It changes no answer. It needs a history
+    /// ([`history_bytes`](EngineBuilder::history_bytes)), and is not done for conversations with
+    /// images and for several answers to one prompt. [`Cache::warm_when_idle`] computes any other
+    /// prompt in the same way.
+    ///
+    /// [`Cache::warm_when_idle`]: crate::Cache::warm_when_idle
+    pub fn next_turn_prefill(mut self, prefill: bool) -> Self {
+        self.next_turn_prefill = prefill;
+        self
+    }
+
     /// Memory in bytes for cached logits of the last position of prompts. Default: 32 MiB. 0
     /// disables it.
     ///

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use stolon_actors::{CacheEvents, Pin, PinOptions};
 use stolon_kvcache::{CachedPrefix, EvictionPolicy, ImageSpan, PinId, PrefixMatch, TreeDump};
-use stolon_scheduler::{CacheStats, Removal};
+use stolon_scheduler::{CacheStats, Event, PromptImage, Removal, RequestOptions, SequenceRequest};
 
 use super::Engine;
 use crate::{CacheMiss, Error, LoggedMiss, MissCount, Request};
@@ -17,6 +17,60 @@ impl Engine {
     /// The prefix cache: queries, pins, and eviction.
     pub fn cache(&self) -> Cache<'_> {
         Cache(self)
+    }
+}
+
+impl Engine {
+    /// Computes the first `len` of `tokens`, which are the prompt of `request`, while no request
+    /// waits or runs, as far as they can be cached. The future is ready when that is done, or
+    /// another request has ended it, and says which. It does not keep the engine running.
+    ///
+    /// # Errors
+    /// As [`Cache::warm_when_idle`].
+    pub(crate) async fn compute_when_idle(
+        &self,
+        request: Request,
+        mut tokens: Vec<u32>,
+        len: usize,
+    ) -> Result<impl Future<Output = bool> + Send + use<>, Error> {
+        let (request, namespace) = self.with_adapter(request).await?;
+        let handle = &self.inner.handle;
+        let mut end = handle.context().cached_max(len);
+        for image in request.placed.iter().rev().map(PromptImage::positions) {
+            // No prompt ends inside an image.
+            if (image.start + 1..image.end).contains(&end) {
+                end = handle.context().cached_max(image.start);
+            }
+        }
+        // A recurrent state has its checkpoint before the last position of a prompt, which is text.
+        let last = tokens.last().copied().unwrap_or_default();
+        tokens.truncate(end);
+        tokens.push(last);
+        let is_cached = handle.query_resume(&namespace, &tokens).resume >= end;
+        let submitted = if is_cached {
+            None
+        } else {
+            let RequestOptions { priority, tenant, adapter, .. } = request.options;
+            let max_tokens = Some(1);
+            let options =
+                RequestOptions { max_tokens, priority, tenant, adapter, ..Default::default() };
+            let images = request.placed.iter().filter(|image| image.positions().end <= end);
+            Some(handle.submit_background(SequenceRequest {
+                images: images.cloned().collect(),
+                namespace,
+                options,
+                ..SequenceRequest::new(tokens, 1)
+            })?)
+        };
+        Ok(async move {
+            let Some(mut events) = submitted else { return true };
+            while let Some(event) = events.next().await {
+                if let Ok(Event::Finished(_)) = event {
+                    return true;
+                }
+            }
+            false
+        })
     }
 }
 
@@ -38,6 +92,27 @@ impl Cache<'_> {
         let prompt_tokens = stream.prompt_tokens();
         stream.collect_text().await?;
         Ok(prompt_tokens)
+    }
+
+    /// As [`Cache::warm`], but only while no request waits or runs, in short steps. If a request
+    /// comes, the prompt ends at once, or with the step in flight, and what was computed until then
+    /// is cached. Returns whether all of it that can be is cached.
+    ///
+    /// The work takes no block from a request, a session or a pin, and counts as no request
+    /// ([`EngineStats::background_tokens`](crate::EngineStats)). At most 16 such prompts wait: the
+    /// one that has waited longest ends for another one.
+    ///
+    /// # Errors
+    /// Every way in which a request can be invalid, also for a model that generates nothing and
+    /// without a prefix cache; `Draining`, `Interrupted`, `BackendHung` and `Stopped`.
+    pub async fn warm_when_idle(self, request: Request) -> Result<bool, Error> {
+        if !self.0.inner.info.generates {
+            return Err(self.0.inner.info.not_generating());
+        }
+        let mut request = self.0.appended(request).await?;
+        let tokens = self.0.inner.prompts.take_tokens(&mut request).await?.tokens;
+        let len = tokens.len();
+        Ok(self.0.compute_when_idle(request, tokens, len).await?.await)
     }
 
     /// Whether all of a prompt that can be cached is cached, so that [`Cache::warm`] would add

@@ -21,10 +21,10 @@ impl Engine {
     /// As [`Engine::shutdown`], compiled once, as the futures of [`EngineHandle`] are.
     fn stop(&self) -> BoxFuture<'_, bool> {
         async move {
-            let Inner { handle, tiers, .. } = &*self.inner;
+            let Inner { handle, tiers, prompts, .. } = &*self.inner;
             tiers.before_stop(handle).await;
             let is_released = handle.shutdown().await;
-            tiers.after_stop(handle).await;
+            tiers.after_stop(handle, &prompts.text).await;
             is_released
         }
         .boxed()

@@ -68,6 +68,8 @@ impl Images {
         let prepared = PreparedImages {
             placeholder: processor.placeholder().to_owned(),
             texts: Vec::new(),
+            digests: Vec::new(),
+            tile_counts: Vec::new(),
             image_token: processor.image_token_id(),
             tiles: Vec::new(),
             first_token: self.first_token,
@@ -121,6 +123,12 @@ impl Placement {
         if self.positions > limit.tokens {
             return Err(limit.error(self.positions).into());
         }
+        let mut digest = blake3::Hasher::new();
+        for tile in &image.tiles {
+            digest.update(&tile.content_hash.to_le_bytes());
+        }
+        self.prepared.digests.push(digest.finalize().to_hex().to_string());
+        self.prepared.tile_counts.push(image.tiles.len());
         self.prepared.texts.push(image.text);
         self.prepared.tiles.extend(image.tiles.into_iter().map(Arc::new));
         Ok(())

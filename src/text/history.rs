@@ -26,12 +26,17 @@
 //! that the engine has computed, also those that are not cached anymore.
 //!
 //! The memory is bounded: requests that were not continued for the longest time are forgotten
-//! first.
+//! first. With a disk tier, the history is also in a file (`history/stored.rs`).
 
 mod exchange;
 mod messages;
 mod miss;
 mod outline;
+#[cfg(feature = "tiers")]
+mod stored;
+#[cfg(not(feature = "tiers"))]
+#[path = "history/not_stored.rs"]
+mod stored;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -43,6 +48,7 @@ use stolon_text::{ChatMessage, RenderedChat, ToolCall};
 pub(crate) use exchange::{Answered, Exchange};
 pub(crate) use messages::normalized;
 pub(crate) use outline::Outline;
+pub(crate) use stored::StoredHistory;
 
 /// A BLAKE3 digest.
 pub(crate) type Digest = [u8; 32];

@@ -7,6 +7,7 @@ use stolon_kvcache::{EvictionPolicy, Namespace};
 use stolon_scheduler::EngineConfig;
 
 use crate::Error;
+use crate::text::Text;
 
 /// Nothing can be set.
 #[derive(Default)]
@@ -28,6 +29,14 @@ impl EngineTiers {
         Ok(self)
     }
 
+    pub(crate) async fn with_stored_history(
+        &self,
+        text: Text,
+        _: &EngineHandle,
+    ) -> Result<Text, Error> {
+        Ok(text)
+    }
+
     pub(crate) fn namespace_key(&self) -> Option<[u8; 32]> {
         None
     }
@@ -40,5 +49,5 @@ impl EngineTiers {
 
     pub(crate) async fn before_stop(&self, _: &EngineHandle) {}
 
-    pub(crate) async fn after_stop(&self, _: &EngineHandle) {}
+    pub(crate) async fn after_stop(&self, _: &EngineHandle, _: &Text) {}
 }

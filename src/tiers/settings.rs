@@ -9,7 +9,7 @@ use stolon_kvcache::EvictionOrder;
 use stolon_scheduler::EngineConfig;
 use stolon_tiers::{PrefetchPolicy, TierSettings, WritePolicy};
 
-use super::{EngineTiers, blocking, record_shape};
+use super::{EngineTiers, Opened, blocking, record_shape};
 use crate::{EngineBuilder, Error};
 
 /// Maximum ratio of the disk tier's size to the size of the KV pool.
@@ -132,12 +132,13 @@ impl PreparedTiers {
         let read_memory = read_memory
             .unwrap_or_else(|| pool_bytes.clamp(*READ_MEMORY.start(), *READ_MEMORY.end()));
         let read_memory = usize::try_from(read_memory).unwrap_or(usize::MAX);
+        let own_directory = directory.as_path().into();
         let settings =
             TierSettings { directory, budget_bytes, eviction, read_memory, object_store };
         let opened = Arc::clone(&tiers);
         let spans = Arc::clone(handle.context().spans());
         blocking(handle, move || opened.open(settings, shape, spans)).await??;
-        Ok(EngineTiers(Some(tiers)))
+        Ok(EngineTiers(Some(Opened { tiers, directory: own_directory })))
     }
 }
 
@@ -157,7 +158,11 @@ impl EngineBuilder {
     /// which may do nothing, or ignores it; the write then fails, and KV that could not be stored
     /// is computed again. The engine leaves that to the program, to which its signals belong.
     ///
-    /// The files contain prompts and answers as token ids. On Unix, only the user can read a
+    /// The [history](Self::history_bytes) of answers is stored there, too, in at most twice the memory
+    /// that it takes, so that the next turn of a conversation begins with the tokens that were sampled
+    /// before a restart.
+    ///
+    /// The files contain prompts and answers as token ids, and answers as text. On Unix, only the user can read a
     /// directory that was made here. A program that can write to it can change what the model
     /// answers.
     pub fn kv_cache_dir(mut self, directory: impl Into<PathBuf>, budget_bytes: u64) -> Self {

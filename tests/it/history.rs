@@ -1,6 +1,12 @@
 //! Conversations whose answers come back as text: the next prompt is made of the tokens that were
 //! sampled.
 
+#[path = "history/next_turn.rs"]
+mod next_turn;
+#[cfg(feature = "tiers")]
+#[path = "history/stored.rs"]
+mod stored;
+
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};

@@ -3,6 +3,8 @@
 
 #[path = "images/adapters.rs"]
 mod adapters;
+#[path = "images/conversations.rs"]
+mod conversations;
 #[path = "images/gemma3.rs"]
 mod gemma3;
 #[path = "images/prefixes.rs"]

@@ -223,3 +223,28 @@ async fn a_pinned_prefix_keeps_its_checkpoint_on_the_disk() {
     engine.shutdown().await;
     std::fs::remove_dir_all(&path).expect("it was made");
 }
+
+/// Goal: a prompt that is computed in the background has its checkpoint where a longer prompt
+/// resumes, at every size of blocks, and the answer to that has the same bits as without a cache.
+#[tokio::test]
+async fn prompts_are_computed_in_the_background() {
+    for (model, windows) in [("qwen3_5", WindowKv::Blocks), ("gemma3", WindowKv::States)] {
+        let cold = start(builder(model).prefix_caching(false)).await;
+        let (first, next) = (prompt(1, 50), prompt(1, 90));
+        let expected = bits(&complete(&cold, &next).await.logprobs);
+        for block_size in [1, 4, 16] {
+            let warm = builder(model).block_size(block_size).window_kv(windows);
+            let warm = start(warm.kv_memory(64 << 20)).await;
+            let end = 50 / block_size * block_size;
+            // The position after the last block is computed, too, and nothing for the second time.
+            for _ in 0..2 {
+                let request = Request::tokens(&first[..]);
+                assert!(warm.cache().warm_when_idle(request).await.expect("it fits"));
+                assert_eq!(warm.stats().background_tokens as usize, end + 1);
+            }
+            let answer = complete(&warm, &next).await;
+            assert_eq!(answer.finish.usage.cached_tokens, end, "{model} {block_size}");
+            assert_eq!(bits(&answer.logprobs), expected, "{model} {block_size}");
+        }
+    }
+}

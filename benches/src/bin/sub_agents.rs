@@ -29,6 +29,9 @@ struct Args {
     /// A model with recurrent layers, of the shape of Qwen3.5-0.8B
     #[arg(long)]
     recurrent: bool,
+    /// Speeds of a disk that has everything that was computed, in GB/s. Not with `--recurrent`
+    #[arg(long, value_delimiter = ',', conflicts_with = "recurrent")]
+    disks: Vec<f64>,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -38,16 +41,24 @@ fn main() -> anyhow::Result<()> {
         for &pool in &args.pools {
             println!("\n## {teams} main agents, pool of {:.0} %\n", pool * 100.0);
             println!(
-                "| order | hit rate | computed again, tokens | used within a minute before | turns | \
+                "| order | hit rate | read from the disk, tokens | computed again, tokens | used within a minute before | turns | \
                  first token p50 / p95, main, ms | sub-agents |"
             );
-            println!("|---|---|---|---|---|---|---|");
+            println!("|---|---|---|---|---|---|---|---|");
             for policy in EvictionPolicy::ALL {
-                let outcome = run(teams, pool, policy, Hints::None, args.recurrent, &cost)?;
+                let outcome = run(teams, pool, policy, Hints::None, args.recurrent, None, &cost)?;
                 println!("{}", row(policy.name(), &outcome));
             }
+            for &speed in &args.disks {
+                for policy in [EvictionPolicy::Lru, EvictionPolicy::CostAware] {
+                    let outcome =
+                        run(teams, pool, policy, Hints::None, false, Some(speed * 1e9), &cost)?;
+                    println!("{}", row(&format!("{policy}, disk of {speed} GB/s"), &outcome));
+                }
+            }
             for policy in [EvictionPolicy::Priority, EvictionPolicy::Lru] {
-                let outcome = run(teams, pool, policy, Hints::MainFirst, args.recurrent, &cost)?;
+                let outcome =
+                    run(teams, pool, policy, Hints::MainFirst, args.recurrent, None, &cost)?;
                 println!("{}", row(&format!("{policy}, main agent first"), &outcome));
             }
         }
@@ -61,8 +72,9 @@ fn row(name: &str, outcome: &Outcome) -> String {
         format!("{:.0} / {:.0}", times.percentile_ms(50.0), times.percentile_ms(95.0))
     });
     format!(
-        "| {name} | {:.1} % | {} | {} | {} + {} | {main} | {sub} |",
+        "| {name} | {:.1} % | {} | {} | {} | {} + {} | {main} | {sub} |",
         100.0 * outcome.hit_rate(),
+        outcome.read_tokens,
         outcome.lost_tokens,
         outcome.soon_lost_tokens,
         outcome.turns[0],

@@ -100,13 +100,25 @@ impl Exchange {
         base: Option<Known>,
         tokens: Vec<u32>,
     ) -> Exchange {
+        let text = (text.len(), *blake3::hash(text.as_bytes()).as_bytes());
+        Exchange::stored(conversation, outline, text, base, tokens)
+    }
+
+    /// The same with the length and the digest of the text.
+    pub(super) fn stored(
+        conversation: Digest,
+        outline: Outline,
+        (text_len, text_digest): (usize, Digest),
+        base: Option<Known>,
+        tokens: Vec<u32>,
+    ) -> Exchange {
         let base = base.map(|known| (known.exchange, known.answer));
         let depth = base.as_ref().map_or(0, |(exchange, _)| exchange.depth + 1);
         let mut exchange = Exchange {
             conversation,
             outline,
-            text_len: text.len(),
-            text_digest: *blake3::hash(text.as_bytes()).as_bytes(),
+            text_len,
+            text_digest,
             base,
             tokens: tokens.into(),
             depth,
@@ -215,9 +227,14 @@ impl Exchange {
         answers.iter().rev().find(is_same).cloned()
     }
 
-    /// Adds an answer to a request that the history keeps.
-    pub(crate) fn answered(&self, tokens: Vec<u32>, text: String, said: Answer) {
-        let Some(Kept { memory, .. }) = self.kept.get() else { return };
+    /// Adds an answer to a request that the history keeps, and returns it.
+    pub(crate) fn answered(
+        &self,
+        tokens: Vec<u32>,
+        text: String,
+        said: Answer,
+    ) -> Option<Arc<Answered>> {
+        let Kept { memory, .. } = self.kept.get()?;
         let of_calls = said.calls.iter().map(|call| call.name.len() + call.arguments.len());
         let of_texts = text.len() + said.reasoning.len() + said.text.len();
         let bytes = OVERHEAD + of_texts + of_calls.sum::<usize>() + size_of_val(&*tokens);
@@ -229,7 +246,47 @@ impl Exchange {
         if answers.len() == ANSWERS {
             answers.remove(0);
         }
-        answers.push(answered);
+        answers.push(Arc::clone(&answered));
+        Some(answered)
+    }
+}
+
+/// What is stored.
+#[cfg(feature = "tiers")]
+impl Exchange {
+    /// The request that it continues, with the answer to it.
+    pub(super) fn base(&self) -> Option<(&Arc<Exchange>, &Arc<Answered>)> {
+        self.base.as_ref().map(|(exchange, answer)| (exchange, answer))
+    }
+
+    /// The tokens of the prompt after those of [`Exchange::base`].
+    pub(super) fn own_tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Its answers, the oldest first.
+    pub(super) fn answers(&self) -> Vec<Arc<Answered>> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The answer whose tokens these are.
+    pub(super) fn answer_with(&self, is_it: impl Fn(&[u32]) -> bool) -> Option<Arc<Answered>> {
+        self.answers().into_iter().find(|answer| is_it(&answer.tokens))
+    }
+
+    /// Size in bytes when it is stored, roughly.
+    pub(super) fn stored_bytes(&self) -> usize {
+        /// Number of digits of a token, with the comma.
+        const TOKEN: usize = 6;
+        2 * self.outline.bytes() + TOKEN * self.tokens.len()
+    }
+}
+
+#[cfg(feature = "tiers")]
+impl Answered {
+    /// Size in bytes when it is stored, roughly.
+    pub(super) fn stored_bytes(&self) -> usize {
+        6 * self.tokens.len() + 2 * self.text.len()
     }
 }
 

@@ -54,7 +54,7 @@ impl Difference {
 impl History {
     /// Why a part of a prompt is not cached. `found` is what is cached now, `resume_max` returns
     /// how much of a prompt of a length can be cached, `evictions` is the number of blocks that the
-    /// cache has evicted, and `text` decodes tokens. `None` if all of it is cached.
+    /// cache has evicted, and `text` decodes tokens. `None` if all of it is cached, or if it has images.
     pub(crate) fn miss(
         &self,
         prompt: &Exchange,
@@ -65,7 +65,7 @@ impl History {
         text: impl Fn(&[u32]) -> String,
     ) -> Option<CacheMiss> {
         let (cached, max) = (found.resume, resume_max(tokens.len()));
-        if cached >= max {
+        if cached >= max || prompt.outline.has_images {
             return None;
         }
         let nearest = self.nearest(prompt, tokens);
@@ -155,7 +155,8 @@ impl History {
         let state = self.state();
         let exchanges = state.order.values().rev().take(LOOKED_AT);
         let exchanges = exchanges.filter_map(|digest| Some(&state.exchanges.get(digest)?.1));
-        let own = exchanges.filter(|exchange| exchange.outline.tenant == *tenant);
+        let own = exchanges
+            .filter(|exchange| exchange.outline.tenant == *tenant && !exchange.outline.has_images);
         own.take(COMPARED).cloned().collect()
     }
 }

@@ -16,12 +16,15 @@ pub(crate) struct Outline {
     pub(super) tools: Digest,
     /// The variables and options of the chat template.
     pub(super) options: Digest,
+    /// Whether it has images. Then the tokens are not those of the prompt, which has a position for each
+    /// part of an image.
+    pub(super) has_images: bool,
     /// Empty for a prompt that is not a conversation.
     pub(super) messages: Box<[Mark]>,
 }
 
 /// A message of a conversation.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mark {
     pub(super) role: Box<str>,
     /// The digest of the whole message.
@@ -36,13 +39,19 @@ pub(super) struct Mark {
 
 impl Outline {
     /// The outline of the same request with these messages. `options` has the tools.
-    pub(crate) fn with_chat(self, messages: &[ChatMessage], options: &ChatOptions) -> Outline {
+    pub(crate) fn with_chat(
+        self,
+        messages: &[ChatMessage],
+        has_images: bool,
+        options: &ChatOptions,
+    ) -> Outline {
         let variables = Value::Object(options.variables.clone());
         let others = [variables, Value::Array(options.documents.clone())];
         let rules = (&options.template, options.tool_calls, options.special_tokens_in_messages);
         Outline {
             tools: digest(Value::Array(options.tools.clone()).to_string().as_bytes()),
             options: digest(format!("{others:?}{rules:?}").as_bytes()),
+            has_images,
             messages: messages.iter().map(Mark::new).collect(),
             ..self
         }
@@ -57,6 +66,7 @@ impl Outline {
             adapter: of(request.adapter.as_deref()),
             tools: [0; 32],
             options: [0; 32],
+            has_images: false,
             messages: Box::default(),
         }
     }

@@ -268,6 +268,13 @@ impl EngineContext {
         }
     }
 
+    /// Number of leading tokens that a prompt does not compute if it has its first `len` tokens in
+    /// common with a cached prompt, and goes on otherwise.
+    pub fn cached_max(&self, len: usize) -> usize {
+        let block_size = self.spec.block_size;
+        self.resume_max(len + 1).min(len / block_size * block_size)
+    }
+
     /// The eviction policy in use; `None` for a custom order.
     pub fn eviction_policy(&self) -> Option<EvictionPolicy> {
         **self.eviction_policy.load()
@@ -382,10 +389,58 @@ impl EngineContext {
         let is_shared = self.config.prefix_caching && !request.options.skip_writing_prefix_cache;
         let pending = (is_shared && choice == 0)
             .then(|| self.pending.add(request.namespace, Arc::clone(&request.tokens)));
-        let terms =
-            Terms { choice, max_tokens, loan, share, block_size, bins, encoding, found, pending };
+        let terms = Terms {
+            choice,
+            max_tokens,
+            loan,
+            share,
+            block_size,
+            bins,
+            encoding,
+            found,
+            pending,
+            is_background: false,
+        };
         let sequence = Sequence::new(id, request, terms, record, sender, now);
         Ok((sequence, permit, events))
+    }
+
+    /// Validates a prompt that is to be computed for the cache while there is no request. Returns
+    /// its state, for the scheduler, and the caller's end of its event channel. The channel has no
+    /// tokens: it has [`Event::Started`](crate::Event::Started) and, if all of the prompt was
+    /// computed, [`Event::Finished`](crate::Event::Finished). It is closed without that if a
+    /// request came first.
+    ///
+    /// # Errors
+    /// Every way in which a request can be invalid, also that its prompt needs blocks of the pin
+    /// budget, or that the engine has no prefix cache; [`EngineError::Draining`].
+    pub fn submit_background(
+        &self,
+        id: u64,
+        request: SequenceRequest,
+        now: Instant,
+    ) -> Result<(Sequence, EventReceiver), EngineError> {
+        if !self.config.prefix_caching {
+            let expected = "a prefix cache, because the prompt is computed for it";
+            return Err(EngineError::invalid("background", expected, "none"));
+        }
+        let max_tokens = check(&request, &self.spec, &self.config, self.pin_budget.reserved())?;
+        let record = RequestRecord::background(&self.gauges)?;
+        let (sender, events) = event_channel(self.config.event_capacity);
+        let terms = Terms {
+            choice: 0,
+            max_tokens,
+            loan: None,
+            share: None,
+            block_size: self.spec.block_size,
+            bins: None,
+            encoding: 0,
+            found: 0,
+            pending: None,
+            is_background: true,
+        };
+        let sequence = Sequence::new(id, request, terms, record, sender, now);
+        Ok((sequence, events))
     }
 
     /// Charges a request to its quota, if it has one. The answers to one prompt count the prompt

@@ -134,10 +134,16 @@ pub(crate) struct Queue {
 
 impl Queue {
     /// Adds a new request at the end, with a bound on overtaking as [`Place::new`] says.
-    pub(crate) fn push(&mut self, sequence: Sequence, permit: QueuePermit, max_overtake: usize) {
-        let place = Place::new(self.next_arrival, permit.ahead(), max_overtake);
+    pub(crate) fn push(
+        &mut self,
+        sequence: Sequence,
+        permit: Option<QueuePermit>,
+        max_overtake: usize,
+    ) {
+        let ahead = permit.as_ref().map_or(0, QueuePermit::ahead);
+        let place = Place::new(self.next_arrival, ahead, max_overtake);
         self.next_arrival += 1;
-        self.entries.push(Waiting::new(sequence, place, Some(permit)));
+        self.entries.push(Waiting::new(sequence, place, permit));
     }
 
     /// Inserts a preempted request at its place in the order of arrival.
@@ -330,6 +336,7 @@ pub(crate) mod tests {
             encoding: 0,
             found: 0,
             pending: None,
+            is_background: false,
         };
         let record = RequestRecord::new(&Arc::default(), tracing::Span::none()).expect("open");
         Sequence::new(id, request, terms, record, event_channel(8).0, Instant::now())
@@ -340,7 +347,7 @@ pub(crate) mod tests {
         let mut queue = Queue::default();
         for id in 0..count {
             let sequence = sequence(id);
-            queue.push(sequence, limits.acquire(None, 8, 0).expect("there is room"), 100);
+            queue.push(sequence, limits.acquire(None, 8, 0).ok(), 100);
         }
         queue
     }
@@ -380,7 +387,7 @@ pub(crate) mod tests {
         let mut strict = Queue::default();
         let sequence = sequence(0);
         let _ahead = limits.acquire(None, 50, 0).expect("there is room");
-        strict.push(sequence, limits.acquire(None, 8, 0).expect("there is room"), 0);
+        strict.push(sequence, limits.acquire(None, 8, 0).ok(), 0);
         assert_eq!(bounds(&strict), [0]);
     }
 

@@ -81,6 +81,8 @@ enum Phase {
 pub(crate) struct RequestRecord {
     gauges: Arc<Gauges>,
     phase: Phase,
+    /// Whether it is a prompt that is computed in the background. It is in none of the counts.
+    is_background: bool,
     /// The request's span, a child of the span in which it was submitted.
     pub(crate) span: Span,
 }
@@ -146,7 +148,25 @@ impl RequestRecord {
         state.numbers.requests += 1;
         state.numbers.waiting += 1;
         drop(state);
-        Ok(RequestRecord { gauges: Arc::clone(gauges), phase: Phase::Waiting, span })
+        Ok(RequestRecord {
+            gauges: Arc::clone(gauges),
+            phase: Phase::Waiting,
+            is_background: false,
+            span,
+        })
+    }
+
+    /// For a prompt that is computed in the background, which is no request.
+    ///
+    /// # Errors
+    /// [`EngineError::Draining`] if no request may enter any longer.
+    pub(crate) fn background(gauges: &Arc<Gauges>) -> Result<RequestRecord, EngineError> {
+        if gauges.request_counts.is_closed() {
+            return Err(EngineError::Draining);
+        }
+        let gauges = Arc::clone(gauges);
+        let (phase, span) = (Phase::Waiting, Span::none());
+        Ok(RequestRecord { gauges, phase, is_background: true, span })
     }
 
     /// The engine's counters.
@@ -168,6 +188,13 @@ impl RequestRecord {
     pub(crate) fn end(&mut self, outcome: Outcome) {
         if self.phase != Phase::Ended {
             self.span.record("outcome", outcome.name());
+            if self.is_background {
+                let ended = match outcome {
+                    Outcome::Finished | Outcome::FinishedLength => &self.gauges.background_finished,
+                    Outcome::Canceled | Outcome::Failed => &self.gauges.background_dropped,
+                };
+                ended.add(1);
+            }
         }
         self.change(Phase::Ended, |numbers| match outcome {
             Outcome::Finished => numbers.finished += 1,
@@ -182,6 +209,10 @@ impl RequestRecord {
 
     fn change(&mut self, next: Phase, count: impl FnOnce(&mut RequestNumbers)) {
         if self.phase == Phase::Ended {
+            return;
+        }
+        if self.is_background {
+            self.phase = next;
             return;
         }
         let mut state = self.gauges.request_counts.lock();
@@ -205,6 +236,9 @@ impl RequestRecord {
 impl Drop for RequestRecord {
     fn drop(&mut self) {
         self.end(Outcome::Failed);
+        if self.is_background {
+            return;
+        }
         // What is known about the request is in the fields of its span. The span is entered, not
         // given as the parent, because the JSON log shows only entered spans.
         self.span.in_scope(|| tracing::info!(target: "stolon", "request ended"));

@@ -17,6 +17,7 @@
 mod admission;
 mod admit;
 mod audit;
+mod background;
 mod batch;
 mod blocks;
 mod checkpoints;
@@ -44,6 +45,8 @@ use crate::sequence::{Ending, Sequence};
 use crate::step_plan::StepPlan;
 use crate::transfer::{RepeatedLookup, SaveRequest, StoredKv};
 use admission::Admission;
+use background::Background;
+pub(crate) use background::CHUNK as BACKGROUND_CHUNK;
 use batch::Batch;
 use blocks::Blocks;
 use checkpoints::Checkpoints;
@@ -63,6 +66,8 @@ pub struct Scheduler<M> {
     blocks: Blocks<M>,
     /// The waiting requests.
     admission: Admission,
+    /// The prompts that are computed while there is no request.
+    background: Background,
     /// The running sequences and the step in flight.
     batch: Batch,
     /// The copies of KV into and out of the pool.
@@ -89,6 +94,7 @@ impl<M: Memory> Scheduler<M> {
         Scheduler {
             blocks: Blocks::new(&context, memory, reader, fence),
             admission: Admission::new(&context),
+            background: Background::default(),
             batch: Batch::new(&context),
             transfers: Transfers::new(&context),
             checkpoints: Checkpoints::new(&context),
@@ -108,13 +114,15 @@ impl<M: Memory> Scheduler<M> {
     /// Adds a request to the admission queue.
     pub fn submit(&mut self, sequence: Sequence, permit: QueuePermit) {
         self.estimates.note_arrival(&sequence, &permit);
-        self.admission.submit(sequence, permit);
+        self.admission.submit(sequence, Some(permit));
     }
 
     /// Cancels a request: at once, or after the step that it is part of.
     pub fn cancel(&mut self, id: u64) {
         if let Some(waiting) = self.admission.cancel(id) {
             self.end_early(waiting.sequence, Ending::Canceled);
+        } else if let Some(sequence) = self.background.cancel(id) {
+            self.end_early(sequence, Ending::Canceled);
         } else if let Some(sequence) = self.batch.get_mut(id) {
             sequence.end.get_or_insert(Ending::Canceled);
         }
@@ -176,11 +184,13 @@ impl<M: Memory> Scheduler<M> {
     pub async fn advance(&mut self, now: Instant) -> Result<Option<StepPlan>, ActorStopped> {
         self.context.sessions.expire(now);
         let waiting = self.admission.queue().entries().iter().map(|w| &w.sequence);
-        let all = waiting.chain(self.batch.sequences());
+        let running = self.batch.sequences().filter(|sequence| !sequence.is_background);
+        let all = waiting.chain(running);
         self.estimates.note_tenants(all.map(|sequence| sequence.tenant), now);
         let mut plan = None;
         for _ in 0..ROUNDS_MAX {
             self.apply_late_tokens(now).await?;
+            self.end_background();
             self.end_overdue(now);
             self.admission.end_lookups(now);
             self.admission.notice_stalled(&mut self.batch);
@@ -191,6 +201,7 @@ impl<M: Memory> Scheduler<M> {
             if self.has_step() {
                 break;
             }
+            self.start_background(now).await?;
             self.grow().await?;
             self.grow_for_proposals().await?;
             plan = self.plan(now).await?;
@@ -212,6 +223,7 @@ impl<M: Memory> Scheduler<M> {
     /// Drops every request, which closes its event channel and counts it as failed.
     pub fn close(&mut self) {
         self.admission.close();
+        self.background.close();
         self.batch.close();
         self.transfers.close();
         self.blocks.close();

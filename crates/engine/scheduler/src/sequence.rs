@@ -29,6 +29,7 @@ use crate::quota::{QuotaId, QuotaShare};
 use crate::request::{RequestOptions, SequenceRequest};
 use crate::request_counts::RequestRecord;
 use crate::schedule::SequenceView;
+use crate::scheduler::BACKGROUND_CHUNK;
 use crate::session::{SessionContent, SessionHold, Turn, TurnEnd};
 use crate::speculation::Drafts;
 use crate::step_plan::{PromptTargets, RowTask};
@@ -60,6 +61,9 @@ pub struct Sequence {
     pub(crate) images: SequenceImages,
     /// Cost of encoding its images, as a number of tokens to compute.
     pub(crate) encoding: usize,
+    /// Whether it is not a request but a prompt that is computed for the cache while there is no
+    /// request. It ends without a token.
+    pub(crate) is_background: bool,
     /// Cached positions are shared within it.
     pub(crate) namespace: Namespace,
     /// The tenant that it belongs to.
@@ -181,6 +185,8 @@ pub(crate) struct Terms {
     pub(crate) found: usize,
     /// Remembers its prompt for estimates; `None` if it is not added to the cache.
     pub(crate) pending: Option<Arc<PendingPrompt>>,
+    /// [`Sequence::is_background`].
+    pub(crate) is_background: bool,
 }
 
 impl Sequence {
@@ -193,8 +199,8 @@ impl Sequence {
         events: EventSender,
         submitted: Instant,
     ) -> Sequence {
-        let Terms { choice, max_tokens, loan, share, block_size, bins, encoding, found, pending } =
-            terms;
+        let Terms { choice, max_tokens, loan, share, block_size, .. } = terms;
+        let Terms { bins, encoding, found, pending, is_background, .. } = terms;
         let SequenceRequest { tokens, images, namespace, eos_ids, stored, turn, mut options } =
             request;
         let stored = stored.filter(|_| !options.needs_whole_prompt());
@@ -216,6 +222,7 @@ impl Sequence {
             tokens,
             images: SequenceImages::new(images),
             encoding,
+            is_background,
             namespace,
             tenant: TenantId::new(options.tenant.as_deref()),
             prefix_hash: prefix_hash.finish(),
@@ -366,6 +373,7 @@ impl Sequence {
     ) -> SequenceView {
         let all_logits = self.prompt_logprobs.is_some();
         let (chunk_rows, last_rows) = match self.options.pooling {
+            _ if self.is_background => (LogitRows::None, LogitRows::None),
             Some(Pooling::Last) => (LogitRows::None, LogitRows::LastHidden),
             Some(_) => (LogitRows::AllHidden, LogitRows::AllHidden),
             None if self.options.regions => (LogitRows::None, LogitRows::Regions),
@@ -388,7 +396,11 @@ impl Sequence {
             arrival,
             class: self.options.priority,
             tenant: self.tenant,
-            chunk_max: if all_logits { LOGIT_ROWS_MAX } else { image_limit },
+            chunk_max: match self.is_background {
+                true => image_limit.min(BACKGROUND_CHUNK),
+                false if all_logits => LOGIT_ROWS_MAX,
+                false => image_limit,
+            },
             image: match spec.whole_prompts {
                 true => Some((0, self.tokens.len())),
                 false => image.map(|image| (image.start, image.end)),
@@ -414,6 +426,9 @@ impl Sequence {
     /// What to do with the output of its tokens `start..start + count`. `cache_logits` requests the
     /// logits of the prompt's last position.
     pub(crate) fn row_task(&mut self, start: usize, count: usize, cache_logits: bool) -> RowTask {
+        if self.is_background {
+            return RowTask::default();
+        }
         if self.options.pooling.is_some() {
             return RowTask { pooler: self.pooler.take(), ..RowTask::default() };
         }

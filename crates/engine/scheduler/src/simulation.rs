@@ -119,10 +119,15 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
         Ok(id)
     }
 
+    /// Number of leading tokens of a request's prompt that are cached now and would not be computed.
+    pub fn cached(&self, request: &SequenceRequest) -> usize {
+        self.scheduler.query_resume(&request.namespace, &request.tokens).resume
+    }
+
     /// The expected time until the first token of a request that would be submitted now, and the
     /// part of it that the request would wait for others. `None` before anything was computed.
     pub fn first_token_estimate(&self, request: &SequenceRequest) -> Option<(Duration, Duration)> {
-        let cached = self.scheduler.query_resume(&request.namespace, &request.tokens).resume;
+        let cached = self.cached(request);
         let uncached = request.tokens.len().saturating_sub(cached);
         self.context.first_token_estimate(cached, uncached, &request.options, self.instant())
     }
@@ -182,7 +187,8 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
                 encoded: None,
                 encoding: Duration::ZERO,
                 saved: Vec::new(),
-                loaded: Vec::new(),
+                // Copying stored KV into the pool takes no time next to computing.
+                loaded: vec![true; plan.loads.len()],
                 outcome: Ok(results),
                 compute: end - began,
             };

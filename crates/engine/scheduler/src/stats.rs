@@ -49,6 +49,13 @@ pub struct EngineStats {
     pub completion_tokens: u64,
     /// Computed positions: prompts, generated tokens, and what was recomputed after preemptions.
     pub computed_tokens: u64,
+    /// Prompts that were computed in the background, while there was no request, to the end.
+    pub background_finished: u64,
+    /// Prompts that were to be computed in the background and ended early: because a request came,
+    /// because others did not fit into the queue of such prompts, or because the caller gave up.
+    pub background_dropped: u64,
+    /// Positions that were computed in the background. They are in no other number of tokens.
+    pub background_tokens: u64,
     /// Times that tokens were proposed to follow a sequence in a step (speculative decoding).
     pub drafts: u64,
     /// Tokens that were proposed. Their positions count as computed only if they were accepted.

@@ -25,6 +25,7 @@ use crate::session::{NewSession, SessionId};
 use crate::step_plan::{StepDone, StepPlan};
 use crate::transfer::{RepeatedLookup, StoredKv};
 
+mod background;
 mod depth;
 mod estimates;
 mod fairness;
@@ -57,6 +58,8 @@ struct Harness {
     backend: FakeBackend,
     in_flight: Option<StepPlan>,
     callers: Vec<Caller>,
+    /// The callers' ends of the prompts that are computed in the background.
+    background: Vec<EventReceiver>,
     saves: transfers::Saves,
     /// Copies of evicted blocks that were not checked yet.
     evicted: transfers::Saves,
@@ -134,6 +137,7 @@ impl Harness {
             backend,
             in_flight: None,
             callers: Vec::new(),
+            background: Vec::new(),
             saves,
             evicted,
             lookups: Vec::new(),
@@ -278,6 +282,7 @@ impl Harness {
         let plan = ready(self.scheduler.advance(self.now));
         if let Some(plan) = plan {
             assert!(self.in_flight.is_none(), "one step at a time");
+            self.check_background(&plan);
             self.in_flight = Some(plan);
         }
         self.lookups.extend(self.scheduler.take_lookups());
@@ -422,6 +427,11 @@ enum Action {
         first_block: usize,
     },
     FailCopies(usize),
+    /// A prompt to compute while there is no request.
+    Background {
+        seed: u32,
+        len: usize,
+    },
     /// Answers a repeated look-up with stored KV from a block on, or with nothing.
     Answer(usize, Option<usize>),
     Cancel(usize),
@@ -480,6 +490,7 @@ fn actions() -> impl Strategy<Value = Action> {
         2 => (0u32..4, 1usize..60, 0usize..3)
             .prop_map(|(seed, len, first_block)| Action::Save { seed, len, first_block }),
         1 => (1usize..3).prop_map(Action::FailCopies),
+        3 => (0u32..4, 1usize..60).prop_map(|(seed, len)| Action::Background { seed, len }),
         3 => (0usize..3, prop::option::weighted(0.8, 0usize..4))
             .prop_map(|(index, first_block)| Action::Answer(index, first_block)),
         2 => (0usize..40).prop_map(Action::Cancel),
@@ -610,6 +621,7 @@ proptest! {
                 Action::Save { seed, len, first_block } => {
                     harness.save(prompt(seed, len), first_block);
                 }
+                Action::Background { seed, len } => harness.submit_background(prompt(seed, len)),
                 Action::FailCopies(count) => harness.backend.handle().fail_copies(count),
                 Action::Answer(index, first_block) if index < harness.lookups.len() => {
                     harness.answer(index, first_block);

@@ -17,7 +17,7 @@ use crate::memory::parse_bytes;
 
 pub use adapters::AdapterArgs;
 pub use admission::Admission;
-pub use history::{History, HistoryArgs};
+pub use history::{History, HistoryArgs, Switch};
 pub use images::ImageArgs;
 use parsers::{parse_embedding_sizes, parse_json};
 pub use sampling::SamplingArgs;
@@ -332,6 +332,7 @@ impl EngineArgs {
             ("--pin-budget", self.pin_budget.is_some()),
             ("--namespace-quota", self.namespace_quota.is_some()),
             ("--session-budget", self.session_budget.is_some()),
+            ("--next-turn-prefill on", self.history.next_turn_prefill == Some(Switch::On)),
             ("--admission longest-prefix", self.admission.policy == AdmissionPolicy::LongestPrefix),
         ];
         match set.into_iter().find(|&(_, is_set)| is_set) {

@@ -29,6 +29,7 @@ mod interrupts;
 mod kv_events;
 mod limits;
 pub(crate) mod models;
+mod warm;
 
 use access::AccessArgs;
 use address::AddressArgs;
@@ -36,6 +37,7 @@ use interrupts::Interrupts;
 use kv_events::KvEventsArgs;
 use limits::LimitArgs;
 use models::{ModelsArgs, NamedModel};
+use warm::WarmArgs;
 
 /// Arguments of `stolon serve`.
 #[derive(Debug, Args)]
@@ -110,6 +112,8 @@ pub struct ServeArgs {
     /// immediately.
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     shutdown_timeout: u64,
+    #[command(flatten)]
+    warm: WarmArgs,
     #[command(flatten)]
     tls: TlsArgs,
     #[command(flatten)]
@@ -234,6 +238,7 @@ impl ServeArgs {
         let certificate = self.tls.read()?;
         let tls = certificate.as_ref().map(Certificate::acceptor).transpose()?;
         let kv_events = self.kv_events.read()?;
+        let requests = self.warm.read()?;
         anyhow::ensure!(
             kv_events.is_none() || !self.engine.no_prefix_caching,
             "expected --kv-events-config without --no-prefix-caching, because there are no events \
@@ -262,6 +267,10 @@ impl ServeArgs {
             Served::Several(_) => None,
         };
         options.counters.extend(publisher.as_ref().map(kv_events::counters));
+        tokio::select! {
+            warmed = requests.compute(&served, &options) => warmed?,
+            () = interrupts.stop(reload) => return Ok(()),
+        }
         served.open(&gate, options);
         served.announce();
         terminal::note(format!("listening on {address}"));

@@ -50,3 +50,4 @@ pub(crate) mod structured;
 pub(crate) mod thinking;
 pub(crate) mod token_rules;
 pub(crate) mod tokenize;
+pub(crate) mod warm_up;

@@ -84,6 +84,7 @@ pub use handlers::parsing::{
     parse_ollama_chat, parse_responses,
 };
 pub use handlers::priority::PriorityOrder;
+pub use handlers::warm_up::WarmUp;
 pub use stolon::FormatChoice;
 pub use wire::advice::UnknownParameters;
 #[cfg(feature = "tls")]

@@ -36,7 +36,7 @@ use crate::api::schema::{JsonSchema, Make, reference};
 use crate::guard::access::Access;
 use crate::guard::{access, cors};
 use crate::handlers::app::{App, RouterOptions};
-use crate::handlers::context::ExplainOnly;
+use crate::handlers::context::Purpose;
 use crate::handlers::{self, admin, messages};
 use crate::wire::traces;
 
@@ -275,7 +275,7 @@ impl<S: Clone + Send + Sync + 'static> Route<S> {
 
     /// The handler only explains how much of the request's prompt is cached.
     fn explains(mut self) -> Self {
-        self.handler = self.handler.layer(Extension(ExplainOnly));
+        self.handler = self.handler.layer(Extension(Purpose::Explain));
         self
     }
 

@@ -67,7 +67,7 @@ impl Admission {
     }
 
     /// Adds a request.
-    pub(super) fn submit(&mut self, sequence: Sequence, permit: QueuePermit) {
+    pub(super) fn submit(&mut self, sequence: Sequence, permit: Option<QueuePermit>) {
         let times = &sequence.times;
         self.has_deadlines |= times.deadline.is_some() || times.queue_deadline.is_some();
         self.queue.push(sequence, permit, self.context.config.max_overtake_tokens);

@@ -192,6 +192,7 @@ impl<M: Memory> Scheduler<M> {
         let is_ready = sequence.sampler.as_ref().is_none_or(|sampler| sampler.is_ready());
         // The cached logits are those of the vocabulary only.
         let needs_more = sequence.options.pooling.is_some() || sequence.options.regions;
+        let needs_more = needs_more || sequence.is_background;
         if needs_more || !all_cached || !is_ready || self.context.config.logit_cache_bytes == 0 {
             return None;
         }
@@ -203,6 +204,9 @@ impl<M: Memory> Scheduler<M> {
     /// the blocks of sessions first, and its own `checkpoint` last, so that it computes the positions
     /// that the checkpoint covers. Returns false if nothing more can be released.
     fn give_up(&mut self, arrival: u64, checkpoint: &mut Option<CheckpointLease>) -> bool {
+        if self.is_background(arrival) {
+            return false;
+        }
         if self.context.sessions.release_oldest() {
             return true;
         }
@@ -215,7 +219,7 @@ impl<M: Memory> Scheduler<M> {
     /// blocks. Otherwise it is a bug, and the request ends with an error instead of waiting
     /// indefinitely.
     fn reservation_failed(&mut self, arrival: u64, alone: bool) -> Attempt {
-        if !alone || self.has_step() || self.transfers.has_saves() {
+        if !alone || self.has_step() || self.transfers.has_saves() || self.is_background(arrival) {
             self.admission.retry();
             return Attempt::NoRoom;
         }
@@ -225,6 +229,11 @@ impl<M: Memory> Scheduler<M> {
             self.end_early(waiting.sequence, Ending::Failed(EngineError::Audit(reason)));
         }
         Attempt::Ended
+    }
+
+    /// Whether a waiting request is a prompt that is computed in the background.
+    fn is_background(&self, arrival: u64) -> bool {
+        self.admission.queue().get(arrival).is_some_and(|waiting| waiting.sequence.is_background)
     }
 
     /// Moves a request from waiting to running. If the logits of its last position are cached, its
@@ -249,12 +258,14 @@ impl<M: Memory> Scheduler<M> {
         sequence.times.started.get_or_insert(now);
         if sequence.cached_tokens.is_none() {
             sequence.cached_tokens = Some(found);
-            gauges.requests_started.add(1);
-            gauges.requests_hit.add(usize::from(found > 0));
-            gauges.prompt_tokens.add(sequence.prompt_len);
-            gauges.cached_tokens.add(found);
-            let again = sequence.held.committed().min(sequence.prompt_len).saturating_sub(found);
-            gauges.recomputed_tokens.add(again);
+            if !sequence.is_background {
+                let again = sequence.held.committed().min(sequence.prompt_len);
+                gauges.requests_started.add(1);
+                gauges.requests_hit.add(usize::from(found > 0));
+                gauges.prompt_tokens.add(sequence.prompt_len);
+                gauges.cached_tokens.add(found);
+                gauges.recomputed_tokens.add(again.saturating_sub(found));
+            }
             let prompt_tokens = sequence.prompt_len;
             sequence.send(Event::Started { prompt_tokens, cached_tokens: found });
         }

@@ -300,6 +300,10 @@ impl Batch {
         if sequence.end.is_some() {
             return None;
         }
+        if sequence.is_background {
+            let is_complete = sequence.held.computed >= sequence.tokens.len();
+            return is_complete.then_some(FinishReason::Length);
+        }
         let end = result.pooler.and_then(|pooler| sequence.pooled(pooler));
         let end = end.or(sequence.accept(result.sampled, result.failure, now));
         if let Some(late) = result.late.filter(|_| sequence.end.is_none()) {

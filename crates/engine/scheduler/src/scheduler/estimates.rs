@@ -90,9 +90,10 @@ impl Estimates {
         self.several_tenants = self.recent_tenants.are_several(now);
     }
 
-    /// Learns from the answer of a complete request. An embedding has none.
+    /// Learns from the answer of a complete request. An embedding has none, and neither has a prompt
+    /// that was computed in the background.
     pub(super) fn note_answer(&mut self, sequence: &Sequence) {
-        if sequence.options.pooling.is_none() {
+        if sequence.options.pooling.is_none() && !sequence.is_background {
             self.answers.finished(sequence.answer_limit(), sequence.generated());
         }
     }
@@ -219,7 +220,10 @@ impl Estimates {
         let waiting = admission.queue().entries();
         let slices = batch.step().into_iter().flat_map(|step| &step.slices);
         let in_step: HashMap<u64, usize> = slices.map(|slice| (slice.id, slice.count)).collect();
-        let running = batch.running().filter(|running| !running.was_stalled());
+        let running = batch.running().filter(|running| {
+            // A prompt that is computed in the background ends before the request is admitted.
+            !running.was_stalled() && !running.sequence.is_background
+        });
         let running = running.map(|Running { sequence, .. }| {
             let in_step = in_step.get(&sequence.id).copied().unwrap_or(0);
             self.work_after_step(sequence, in_step)

@@ -6,7 +6,7 @@ use std::time::Instant;
 use stolon_backend::{LogitRows, SequenceSlice, StepBatch};
 
 use super::Scheduler;
-use super::batch::InFlight;
+use super::batch::{InFlight, Step};
 use crate::blocks_for;
 use crate::cached_logits::PromptLogits;
 use crate::context::EngineContext;
@@ -30,8 +30,11 @@ impl<M: Memory> Scheduler<M> {
         match done.outcome {
             Ok(mut results) => {
                 debug_assert_eq!(results.len(), step.slices.len());
-                self.estimates.note_step(&step, &results, done.compute);
-                if only_computes {
+                let is_background = self.count_background(&step);
+                if !is_background {
+                    self.estimates.note_step(&step, &results, done.compute);
+                }
+                if only_computes && !is_background {
                     self.estimates.note_cost(&step, &results, now);
                     self.speculating.note(&step, now);
                 }
@@ -63,6 +66,16 @@ impl<M: Memory> Scheduler<M> {
         self.admission.update_followers(&self.batch);
         self.end_overdue(now);
         Ok(())
+    }
+
+    /// Counts the tokens of a step that computes a prompt in the background, alone. Returns whether
+    /// it does. Such steps are short, so they say nothing about the speed of others.
+    fn count_background(&self, step: &Step) -> bool {
+        let is_background =
+            |slice: &&InFlight| self.batch.get(slice.id).is_some_and(|of| of.is_background);
+        let computed: usize = step.slices.iter().filter(is_background).map(|s| s.count).sum();
+        self.context.gauges.background_tokens.add(computed);
+        computed > 0
     }
 
     /// Applies the tokens that were sampled outside of steps.
@@ -193,5 +206,6 @@ fn caches_logits(context: &EngineContext, sequence: &Sequence) -> bool {
         && config.logit_cache_bytes > 0
         && sequence.writes_cache()
         && !sequence.options.regions
+        && !sequence.is_background
         && sequence.prompt_len >= context.spec.block_size
 }

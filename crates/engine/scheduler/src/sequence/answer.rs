@@ -115,6 +115,9 @@ impl Sequence {
     /// sums over all requests are then those of the counters of tokens.
     pub(crate) fn ended(&mut self, outcome: Outcome, now: Instant) {
         self.record.end(outcome);
+        if self.is_background {
+            return;
+        }
         let histograms = &self.record.gauges().histograms;
         histograms.end_to_end.time(since(self.times.submitted, now));
         // The tokens of a request count from its start.

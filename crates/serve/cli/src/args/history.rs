@@ -1,4 +1,5 @@
-//! How earlier answers of a conversation become tokens, as flags.
+//! How earlier answers of a conversation become tokens, and whether its next turn is computed in
+//! advance, as flags.
 
 use clap::{Args, ValueEnum};
 use stolon::EngineBuilder;
@@ -21,6 +22,25 @@ pub struct HistoryArgs {
     /// first. Default 32M, for a few million tokens
     #[arg(long, value_parser = parse_bytes, value_name = "BYTES")]
     pub history_memory: Option<u64>,
+    /// Whether to compute what the next turn of a conversation begins with, while no request runs or
+    /// waits: on or off
+    ///
+    /// When an answer has ended, the end of it, the text of the chat template after it and, where
+    /// the template strips the reasoning of earlier answers, the conversation without it are
+    /// computed. The next turn then computes only its new text. A request that comes meanwhile waits
+    /// for at most one step of 16 tokens. Default: on, with a prefix cache and `--history
+    /// exact-tokens`.
+    #[arg(long, value_enum, value_name = "ON|OFF")]
+    pub next_turn_prefill: Option<Switch>,
+}
+
+/// Whether something is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// It is done
+    On,
+    /// It is not done
+    Off,
 }
 
 /// The tokens of an earlier answer in a conversation.
@@ -38,8 +58,14 @@ impl HistoryArgs {
     /// Applies these flags to an engine builder.
     ///
     /// # Errors
-    /// If a flag has no effect in combination with the other one.
+    /// If a flag has no effect in combination with another one.
     pub(super) fn apply(&self, builder: EngineBuilder) -> anyhow::Result<EngineBuilder> {
+        anyhow::ensure!(
+            self.next_turn_prefill != Some(Switch::On) || self.history == History::ExactTokens,
+            "expected --next-turn-prefill on without --history retokenize, because the next turn \
+             begins with the tokens that were sampled"
+        );
+        let builder = builder.next_turn_prefill(self.next_turn_prefill != Some(Switch::Off));
         match (self.history, self.history_memory) {
             (History::Retokenize, Some(_)) => anyhow::bail!(
                 "expected --history-memory without --history retokenize, because nothing is \

@@ -19,7 +19,7 @@ pub struct TierArgs {
     ///
     /// It is created if it does not exist, and only one process can use it at a time. KV is read
     /// back only where that is faster than computing it. The files contain prompts and answers as
-    /// token ids.
+    /// token ids, and answers as text.
     #[arg(long, value_name = "DIR")]
     pub kv_cache_dir: Option<PathBuf>,
     /// Maximum size of `--kv-cache-dir`, in bytes (`20G`) or as a multiple of the size of the KV

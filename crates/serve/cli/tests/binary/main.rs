@@ -42,3 +42,4 @@ mod traces;
 #[cfg(unix)]
 mod unix_socket;
 mod verify;
+mod warm;

@@ -188,12 +188,16 @@ pub enum ContentPart {
     ImageUrl {
         /// The image.
         image_url: ImageUrl,
+        /// Marks the prompt up to here, as in Anthropic's API.
+        #[serde(default, skip_serializing)]
+        cache_control: Option<Value>,
     },
     /// Text.
     Text {
         /// The text.
         text: String,
-        /// Every other member; the chat template receives it unchanged.
+        /// Every other member; the chat template receives it unchanged. `cache_control` marks the prompt
+        /// up to here, as in Anthropic's API.
         #[serde(flatten)]
         extra: Map<String, Value>,
     },

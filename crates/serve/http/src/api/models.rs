@@ -2,6 +2,7 @@
 //! one object, so that the clients of both find the members that they read.
 
 use crate::api::schema::JsonSchema;
+use axum::http::Uri;
 use serde::{Deserialize, Serialize};
 
 use super::fields::UnknownFields;
@@ -20,6 +21,22 @@ pub struct ModelList {
     pub first_id: Option<String>,
     /// The id of the last model.
     pub last_id: Option<String>,
+    /// Only for the Codex CLI, which asks with `?client_version=`: its own form of the list, which is
+    /// empty. Each entry would need instructions for the model, in place of those of Codex.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub models: Option<Vec<String>>,
+}
+
+impl ModelList {
+    /// The reply with these models to a request for the list.
+    pub(crate) fn new(data: Vec<Model>, request: &Uri) -> Self {
+        let id = |model: Option<&Model>| model.map(|model| model.id.clone());
+        let (first_id, last_id) = (id(data.first()), id(data.last()));
+        let mut query = request.query().unwrap_or_default().split('&');
+        let is_codex = query.any(|pair| pair.starts_with("client_version="));
+        let models = is_codex.then(Vec::new);
+        Self { object: "list", data, has_more: false, first_id, last_id, models }
+    }
 }
 
 /// The model under one of its names, or an adapter.

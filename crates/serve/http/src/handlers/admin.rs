@@ -18,13 +18,11 @@ use crate::wire::parts::PathId;
 use crate::wire::receive::{Received, linger};
 
 /// `GET /v1/models`.
-pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
+pub(crate) async fn models(State(app): State<Arc<App>>, uri: Uri) -> Json<ModelList> {
     let mut data: Vec<Model> = app.names().map(|name| app.model_entry(name)).collect();
     let adapters = app.engine.adapters();
     data.extend(adapters.iter().map(|adapter| app.adapter_entry(adapter)));
-    let id = |model: Option<&Model>| model.map(|model| model.id.clone());
-    let (first_id, last_id) = (id(data.first()), id(data.last()));
-    Json(ModelList { object: "list", data, has_more: false, first_id, last_id })
+    Json(ModelList::new(data, &uri))
 }
 
 /// `GET /v1/models/{id}`; an id may contain slashes.

@@ -4,10 +4,10 @@ mod reply;
 
 use axum::response::Response;
 use serde_json::{Value, json};
-use stolon::{ChatMessage, MessageContent};
+use stolon::{CacheMark, ChatMessage, MessageContent};
 
 use crate::api::chat::{
-    ChatRequest, Content, MAX_PARTS, Message, Prediction, RequestToolCall, Role,
+    ChatRequest, Content, ContentPart, MAX_PARTS, Message, Prediction, RequestToolCall, Role,
     Tool as RequestTool,
 };
 use crate::api::neutral::Scope;
@@ -15,6 +15,7 @@ use crate::handlers::context::Incoming;
 use crate::handlers::dialogue::{
     Dialogue, Tool, custom_tool, function_tool, is_function, tool_choice,
 };
+use crate::handlers::hints;
 use crate::handlers::options::{ApiOptions, Call};
 use crate::wire::advice::Ignored;
 use crate::wire::body::{note_unknown, refuse_unknown};
@@ -41,8 +42,10 @@ pub(crate) async fn create(
 
 /// The conversation and its tools.
 fn dialogue(request: &mut ChatRequest, ignored: &Ignored) -> Result<Dialogue, ApiError> {
+    let marks = marks(&mut request.messages);
     let messages = messages(std::mem::take(&mut request.messages), ignored)?;
     let mut dialogue = Dialogue::new(messages);
+    dialogue.marks = marks;
     let choice = tool_choice(request.tool_choice.as_ref())?;
     let tools = tools(request.tools.take().unwrap_or_default(), ignored)?;
     dialogue.single_call = request.parallel_tool_calls == Some(false);
@@ -56,6 +59,24 @@ fn dialogue(request: &mut ChatRequest, ignored: &Ignored) -> Result<Dialogue, Ap
         return Err(ApiError::invalid(Some("continue_final_message"), message));
     }
     Ok(dialogue)
+}
+
+/// Takes the marks from the parts of messages. Clients mark the last part of each request, so a part
+/// must be the same with and without.
+fn marks(messages: &mut [Message]) -> Vec<CacheMark> {
+    let mut marks = Vec::new();
+    for (message, Message { content, .. }) in messages.iter_mut().enumerate() {
+        let Some(Content::Parts(parts)) = content else { continue };
+        for (parts_left_out, part) in parts.iter_mut().rev().enumerate() {
+            let control = match part {
+                ContentPart::Text { extra, .. } => extra.shift_remove("cache_control"),
+                ContentPart::ImageUrl { cache_control, .. } => cache_control.take(),
+            };
+            let ttl = hints::ttl(control.as_ref());
+            marks.extend(ttl.map(|ttl| CacheMark { message, parts_left_out, ttl }));
+        }
+    }
+    marks
 }
 
 /// The tools of a request.
@@ -224,7 +245,7 @@ mod tests {
     /// further members of a part.
     #[test]
     fn names_and_members_of_parts_reach_the_template() {
-        let part = json!({"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}});
+        let part = json!({"type": "text", "text": "a", "mood": {"type": "good"}});
         let messages = parse_messages(json!([{"role": "user", "content": [part], "name": "Ada"}]));
         let messages = messages.expect("messages");
         assert_eq!(messages[0].content, Some(MessageContent::Parts(vec![part])));

@@ -10,7 +10,7 @@ use crate::api::logprobs::CompletionLogprobs;
 use crate::api::options::MAX_CHOICES;
 use crate::api::reply::{CutReason, FinishReason, Usage};
 use crate::handlers::choices::{self, ChoiceEvent, Envelope, Names};
-use crate::handlers::context::Incoming;
+use crate::handlers::context::{Incoming, Purpose};
 use crate::handlers::logprobs::{self, CompletionLists, LogprobForm, TextOffsets};
 use crate::handlers::options::{ApiOptions, Call};
 use crate::wire::error::ApiError;
@@ -119,7 +119,7 @@ pub(crate) async fn create(
     }
     call.join_session()?;
     call.describe();
-    if echo && !call.context.explains {
+    if echo && call.context.purpose == Purpose::Answer {
         return respond_with_echo(call, prompts).await;
     }
     call.set_prompt_ids().await?;

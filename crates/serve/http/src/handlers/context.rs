@@ -11,10 +11,18 @@ use crate::wire::body::RequestBody;
 use crate::wire::error::ApiError;
 use crate::wire::receive::{Held, Received};
 
-/// An extension of requests on routes that explain requests. They have the handlers of the routes
-/// that answer.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ExplainOnly;
+/// What is done for a request. An extension of requests on routes that do not answer them, which
+/// have the handlers of the routes that do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// It is answered.
+    #[default]
+    Answer,
+    /// The reply explains how much of the prompt is cached.
+    Explain,
+    /// The prompt is computed for the cache.
+    Warm,
+}
 
 /// A request of a client with its parameters.
 #[derive(Debug)]
@@ -32,8 +40,7 @@ pub(crate) struct RequestContext {
     pub(crate) caller: Caller,
     /// The parameters that are ignored are noted here.
     pub(crate) ignored: Ignored,
-    /// Whether the reply only explains how much of the prompt is cached.
-    pub(crate) explains: bool,
+    pub(crate) purpose: Purpose,
     /// The memory of the body. It is released when prompts have been tokenized and images decoded.
     pub(crate) held: Held,
 }
@@ -45,13 +52,13 @@ impl<T: RequestBody> FromRequest<Arc<App>> for Incoming<T> {
         // The middleware of clients' routes adds it.
         let caller = request.extensions().get::<Caller>().cloned();
         let caller = caller.ok_or_else(ApiError::internal)?;
-        let explains = request.extensions().get::<ExplainOnly>().is_some();
+        let purpose = request.extensions().get::<Purpose>().copied().unwrap_or_default();
         let received = Received::from_request(request, app).await?;
         let ignored = received.ignored.clone();
         let (body, held) = app.parser.parse_held(received).await?;
         Ok(Self {
             body,
-            context: RequestContext { app: Arc::clone(app), caller, ignored, explains, held },
+            context: RequestContext { app: Arc::clone(app), caller, ignored, purpose, held },
         })
     }
 }

@@ -1,6 +1,7 @@
 //! The path of a call through the engine, which is the same for all APIs: from a conversation to a
 //! prompt, and from the prompts to the reply.
 
+use axum::Extension;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use futures::future::try_join_all;
@@ -10,9 +11,10 @@ use stolon::{Completion, Event, Finish, FinishReason, Prompt, Timings, TokenEven
 use crate::api::cache::MISS_HEADER;
 use crate::api::options::GenerationOptions;
 use crate::handlers::cache_misses::{self, header};
-use crate::handlers::context::RequestContext;
+use crate::handlers::context::{Purpose, RequestContext};
 use crate::handlers::dialogue::Dialogue;
 use crate::handlers::options::{ApiOptions, Call};
+use crate::handlers::warm_up::Warmed;
 use crate::wire::error::ApiError;
 use crate::wire::reply::{self, Choice, Dialect, ReplyOptions};
 
@@ -70,12 +72,15 @@ impl Call {
     /// Submits the prompts, each for as many choices as were requested, and replies. The choices of
     /// prompt `p` have the indices `p * n` to `p * n + n - 1`.
     ///
-    /// If only an explanation of the cache is wanted, that is the reply.
+    /// If an explanation of the cache is wanted, or that the prompts are cached, that is the reply.
     pub(crate) async fn respond<D: Dialect>(
         mut self,
         mut dialect: D,
     ) -> Result<Response, ApiError> {
-        if self.context.explains {
+        if self.context.purpose == Purpose::Warm {
+            return self.warm().await;
+        }
+        if self.context.purpose == Purpose::Explain {
             if self.context.app.hide_cached_tokens {
                 let message = "the operator does not report cached tokens to clients";
                 return Err(ApiError::new(StatusCode::FORBIDDEN, message));
@@ -121,6 +126,16 @@ impl Call {
             reply.headers_mut().insert(MISS_HEADER, value);
         }
         Ok(reply)
+    }
+
+    /// Computes the prompts, one after another.
+    async fn warm(self) -> Result<Response, ApiError> {
+        let mut tokens = 0;
+        for prompt in &self.prompts {
+            let request = self.sign(prompt.clone());
+            tokens += self.engine().cache().warm(request).await.map_err(|e| self.refused(e))?;
+        }
+        Ok((Extension(Warmed(tokens)), StatusCode::NO_CONTENT).into_response())
     }
 
     /// Replies with the choices of all prompts, for which nothing is generated.

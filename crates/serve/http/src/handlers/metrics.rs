@@ -265,6 +265,14 @@ fn tokens(out: &mut Output<'_>, stats: &EngineStats) -> fmt::Result {
     let help = "Blocks that were copied out of the KV pool.";
     out.counter("kv_blocks_saved", help, stats.saved_blocks)?;
     out.counter("generation_tokens", "Generated tokens.", stats.completion_tokens)?;
+    let help = "Tokens that were computed while there was no request, for the next turns of \
+                conversations.";
+    out.counter("background_tokens", help, stats.background_tokens)?;
+    let help = "Prompts that were computed while there was no request. Outcome dropped: a request \
+                came first, or too many waited.";
+    let (computed, dropped) = (stats.background_finished, stats.background_dropped);
+    let outcomes = [("computed", computed), ("dropped", dropped)];
+    out.counters("background_prefills", help, "outcome", &outcomes)?;
     let help = "First tokens that were sampled from cached logits, without a forward pass.";
     out.counter("first_tokens_from_cache", help, stats.first_tokens_from_cache)
 }

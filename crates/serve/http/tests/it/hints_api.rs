@@ -157,3 +157,28 @@ async fn hints_of_other_apis_mark_the_prompt() {
         }
     }
 }
+
+/// Goal: `cache_control` in a part of a message of OpenAI's chat API marks the prompt up to that
+/// part. Clients mark the last part of each request, so the same part without the mark is the same.
+#[tokio::test]
+async fn parts_of_chats_can_be_marked() {
+    let server = server();
+    let path = "/v1/chat/completions";
+    let control = json!({"type": "ephemeral", "ttl": "1h"});
+    let mut body = ask(&control, "How much?");
+    let first = server.ok(path, body.clone()).await;
+    let made = pins(&server).await;
+    assert_eq!(made.len(), 1, "{made:?}");
+    let tokens = made[0]["tokens"].as_u64().expect("a number");
+    let prompt = first["usage"]["prompt_tokens"].as_u64().expect("a number");
+    assert!(tokens >= 80 && tokens + 8 < prompt, "{tokens} of {prompt}");
+    let left = made[0]["ends_in_seconds"].as_f64().expect("a time to live");
+    assert!((3500.0..=3600.0).contains(&left), "{left}");
+    press(&server).await;
+    body["messages"][0]["content"][0].as_object_mut().expect("a part").remove("cache_control");
+    body["messages"][0]["content"][1]["cache_control"] = json!({"type": "ephemeral"});
+    let second = server.ok(path, body).await;
+    let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+    assert!(cached.expect("a number") >= tokens, "{second}");
+    assert_eq!(first["choices"][0]["message"], second["choices"][0]["message"]);
+}

@@ -24,6 +24,7 @@ mod limits;
 mod messages_api;
 mod metrics_api;
 mod model_names;
+mod next_turn;
 mod ollama_api;
 mod openapi;
 mod other_paths;

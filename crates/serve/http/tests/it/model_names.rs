@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::support::Server;
 use crate::support::adapters::write_adapter;
+use crate::support::{Server, TINY};
 
 /// Requests of all APIs that name this model.
 fn requests(model: &str) -> [(&'static str, Value); 6] {
@@ -96,4 +96,16 @@ async fn a_name_that_may_be_meant_for_another_model_is_refused() {
         assert_eq!(server.send("/v1/unload_lora_adapter", unload).await.status(), 200);
         assert_eq!(ask(&server, path, body).await.0, after);
     }
+}
+
+/// Goal: the Codex CLI, which sends its version, finds the member `models` that it reads, without
+/// entries that would replace its own instructions; other clients get the list alone.
+#[tokio::test]
+async fn codex_reads_the_list_of_models() {
+    let server = Server::start(TINY);
+    let (status, list) = server.get("/v1/models?client_version=0.145.0").await;
+    assert_eq!((status, &list["models"]), (200, &json!([])), "{list}");
+    assert_eq!(list["data"].as_array().map(Vec::len), Some(1), "{list}");
+    let (_, list) = server.get("/v1/models?version=1").await;
+    assert!(list.get("models").is_none(), "{list}");
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::Response;
 use stolon::{EngineHealth, ModelInfo, ModelSetError, ModelState, ModelStatus};
 
@@ -25,11 +25,8 @@ use crate::wire::receive::Received;
 const VALUES_MAX: usize = 64;
 
 /// `GET /v1/models`.
-pub(crate) async fn list(State(front): State<Arc<Front>>) -> Json<ModelList> {
-    let data = front.entries();
-    let id = |model: Option<&Model>| model.map(|model| model.id.clone());
-    let (first_id, last_id) = (id(data.first()), id(data.last()));
-    Json(ModelList { object: "list", data, has_more: false, first_id, last_id })
+pub(crate) async fn list(State(front): State<Arc<Front>>, uri: Uri) -> Json<ModelList> {
+    Json(ModelList::new(front.entries(), &uri))
 }
 
 /// `GET /v1/models/{id}`.
