@@ -108,7 +108,6 @@ fn the_model_itself_is_always_right() {
             let (_, drafted, accepted) = ask(&mut harness, &prompt(seed, 200));
             assert!(drafted > 20 && drafted == accepted, "{accepted} of {drafted}");
         }
-        assert!(harness.context.stats().evictions > 0);
         let (computed, drafted, accepted) = ask(&mut harness, &first);
         assert!(drafted == accepted && computed >= 100, "{accepted} of {drafted}, {computed}");
         // What is copied out of the cache has the part of the draft model.
