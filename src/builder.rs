@@ -3,6 +3,7 @@
 mod adapters;
 mod arg;
 mod cache;
+mod draft;
 #[cfg(feature = "hub")]
 mod hub;
 mod load;
@@ -45,6 +46,7 @@ const HISTORY_BYTES: usize = 32 << 20;
 #[derive(Default)]
 pub struct EngineBuilder {
     model: Option<ModelArg>,
+    pub(crate) draft_model: Option<ModelArg>,
     backend: Option<(String, BackendFactory)>,
     pub(crate) text: Option<Text>,
     /// A chat template in place of those of the model.
@@ -79,6 +81,7 @@ impl std::fmt::Debug for EngineBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("EngineBuilder")
             .field("model", &self.model)
+            .field("draft_model", &self.draft_model)
             .field("backend", &self.backend.as_ref().map(|(id, _)| id))
             .field("kv_memory", &self.kv_memory)
             .field("num_blocks", &self.num_blocks)
@@ -123,7 +126,8 @@ impl EngineBuilder {
     /// The backend's spec sets the number and the size of KV blocks.
     /// [`model`](Self::model), [`kv_memory`](Self::kv_memory), [`num_blocks`](Self::num_blocks),
     /// [`block_size`](Self::block_size), [`kv_type`](Self::kv_type), [`window_kv`](Self::window_kv),
-    /// [`threads`](Self::threads), [`weights`](Self::weights), `device`, `chat_template` and
+    /// [`threads`](Self::threads), [`weights`](Self::weights), `device`, `chat_template`,
+    /// [`draft_model`](Self::draft_model) and
     /// [`override_generation_config`](Self::override_generation_config) would have no effect, so
     /// [`build`](Self::build) refuses them.
     pub fn backend(self, id: impl Into<String>, backend: Box<dyn Backend + Send>) -> Self {

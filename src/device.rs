@@ -44,6 +44,7 @@ impl Device {
         let ignored = [
             ("window_kv", windows),
             ("threads", builder.threads.is_some()),
+            ("draft_model", builder.draft_model.is_some()),
             ("bind_threads", builder.bind_threads),
             ("weights", weights),
         ];
@@ -86,8 +87,8 @@ impl GpuOptions {
 impl EngineBuilder {
     /// The device that runs the model. Default: the CPU. A GPU needs the feature `cuda` or `metal`.
     ///
-    /// On a GPU, [`threads`](Self::threads), [`weights`](Self::weights) and
-    /// [`window_kv`](Self::window_kv) would have no effect, so [`build`](Self::build) refuses them.
+    /// On a GPU, [`threads`](Self::threads), [`weights`](Self::weights),
+    /// [`draft_model`](Self::draft_model) and [`window_kv`](Self::window_kv) would have no effect, so [`build`](Self::build) refuses them.
     pub fn device(mut self, device: DeviceChoice) -> Self {
         self.device.0.get_or_insert_default().device = device;
         self

@@ -223,9 +223,9 @@ pub mod backend {
     pub use stolon_backend::fake;
     pub use stolon_backend::{
         Adapter, AdapterLoadError, AdapterLoader, Backend, BackendError, BackendSpec, BatchChecker,
-        Draw, ImageEmbeddings, ImageInput, KvFormat, LogitRows, SequenceSlice, SliceImage,
-        SliceState, StateCheckpoint, StateSpec, StepBatch, StepOutput, check_read, check_write,
-        rotary_len,
+        DraftError, DraftOutput, DraftTask, Draw, ImageEmbeddings, ImageInput, KvFormat, LogitRows,
+        SequenceSlice, SliceImage, SliceState, StateCheckpoint, StateSpec, StepBatch, StepOutput,
+        WithDraft, check_read, check_write, rotary_len,
     };
     pub use stolon_kvcache::BlockId;
 }

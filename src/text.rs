@@ -126,6 +126,31 @@ impl Text {
         Text { eos_ids: eos_token_ids.iter().copied().collect(), ..Text::default() }
     }
 
+    /// Whether there is a tokenizer.
+    pub(crate) fn has_tokenizer(&self) -> bool {
+        self.model.is_some()
+    }
+
+    /// The first token that another model's vocabulary does not have under the same id: its
+    /// description here and there. `None` if the vocabularies are equal.
+    pub(crate) fn first_difference(&self, other: &Text) -> Option<[String; 2]> {
+        let (own, other) = (self.tokenizer().ok()?, other.tokenizer().ok()?);
+        // The bytes of a token name it where it has no spelling.
+        let name = |tokenizer: &Tokenizer, id| {
+            let bytes = || tokenizer.token_bytes(id).map(|bytes| format!("{bytes:?}"));
+            tokenizer.token_spelling(id).or_else(bytes)
+        };
+        let ids = 0..own.vocab_size().max(other.vocab_size()) as u32;
+        ids.map(|id| (id, name(own, id), name(other, id))).find(|(_, a, b)| a != b).map(
+            |(id, a, b)| {
+                [a, b].map(|token| match token {
+                    Some(token) => format!("`{token}` as token {id}"),
+                    None => format!("no token {id}"),
+                })
+            },
+        )
+    }
+
     fn model(&self) -> Result<&TextModel, Error> {
         self.model.as_ref().ok_or(Error::NoTokenizer)
     }

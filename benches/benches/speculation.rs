@@ -1,6 +1,7 @@
 //! Tokens a second with and without proposed tokens, in one run by turns, for answers that copy and
 //! for prose, with 1, 4 and 16 sequences. Run it with `cargo bench -p stolon-benches --bench
-//! speculation`; `STOLON_BENCH_MODEL` sets another model (`random:PRESET`).
+//! speculation`; `STOLON_BENCH_MODEL` sets another model (`random:PRESET`). With `-- drafts`, it measures
+//! a draft model instead.
 //!
 //! The weights are random, so a processor that knows the answer chooses its tokens: a step takes the
 //! time that it takes with real weights, and proposals are as often right as with a model that gives
@@ -8,6 +9,9 @@
 //! tokenizer.
 
 #![allow(clippy::print_stdout, reason = "the figures are the benchmark's report")]
+
+#[path = "speculation/drafts.rs"]
+mod drafts;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -130,6 +134,9 @@ async fn rate(engine: &Engine, tasks: &[Task]) -> f64 {
 fn main() {
     let model = std::env::var("STOLON_BENCH_MODEL").unwrap_or_else(|_| "random:100m".to_owned());
     let runtime = Runtime::new().expect("a runtime");
+    if std::env::args().any(|arg| arg == "drafts") {
+        return runtime.block_on(drafts::run());
+    }
     runtime.block_on(async {
         let start = |speculation| {
             let builder = Engine::builder().model(model.as_str()).speculation(speculation);

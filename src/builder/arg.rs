@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::ModelSource;
+use crate::{Error, ModelSource};
 
 /// The argument of [`EngineBuilder::model`](crate::EngineBuilder::model): a string that is parsed
 /// when the engine is built, or a parsed source.
@@ -13,6 +13,16 @@ pub enum ModelArg {
     Text(String),
     /// A parsed source.
     Source(ModelSource),
+}
+
+impl ModelArg {
+    /// The parsed source.
+    pub(crate) fn source(self) -> Result<ModelSource, Error> {
+        match self {
+            ModelArg::Source(source) => Ok(source),
+            ModelArg::Text(text) => Ok(text.parse()?),
+        }
+    }
 }
 
 impl From<&str> for ModelArg {

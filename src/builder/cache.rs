@@ -10,7 +10,8 @@ use crate::{EngineBuilder, EvictionPolicy};
 
 impl EngineBuilder {
     /// Size of the KV cache in bytes. Default: half of the memory that is free after the model is
-    /// loaded, at most 8 GiB ([`KvBudget::Auto`](crate::KvBudget::Auto)).
+    /// loaded, at most 8 GiB ([`KvBudget::Auto`](crate::KvBudget::Auto)). It includes the KV of a
+    /// [`draft_model`](Self::draft_model).
     ///
     /// The memory is reserved at startup and becomes resident when blocks are first written.
     /// [`build`](Self::build) fails with [`Error::Load`](crate::Error::Load) if the size is less

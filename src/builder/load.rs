@@ -13,6 +13,7 @@ use stolon_cpu::{CpuBackend, CpuOptions, EncoderBackend, Head};
 use stolon_scheduler::EngineConfig;
 use stolon_text::{TextSource, TokenizerSource};
 
+use super::draft::DraftModel;
 use super::{EngineBuilder, ModelArg};
 use crate::Error;
 use crate::device::GpuOptions;
@@ -38,19 +39,25 @@ enum BackendOptions {
 }
 
 impl BackendOptions {
-    /// Opens a backend of a decoder and, if it computes that, the image encoder of the same model.
+    /// Opens a backend of a decoder and, if it computes that, the image encoder of the same model, with
+    /// a draft model if there is one. On a GPU, there is none.
     fn open(
         self,
         config: DecoderConfig,
         encoder: Option<VisionConfig>,
         weights: Weights,
+        draft: Option<DraftModel>,
     ) -> Result<Box<dyn Backend>, Error> {
         match self {
             Self::Cpu(options, block_size) => {
                 let default = if encoder.is_some() { BLOCK_SIZE_WITH_IMAGES } else { BLOCK_SIZE };
                 let block_size = block_size.unwrap_or(default);
                 let options = CpuOptions { block_size, ..options };
-                Ok(Box::new(CpuBackend::with_encoder(config, encoder, weights, options)?))
+                let open = |options| CpuBackend::with_encoder(config, encoder, weights, options);
+                match draft {
+                    Some(draft) => draft.open(options, open),
+                    None => Ok(Box::new(open(options)?)),
+                }
             }
             Self::Gpu(options) => options.open(config, weights),
         }
@@ -93,8 +100,9 @@ impl EngineBuilder {
             let expected = "no value, because a `text_model` has its own templates";
             return Err(Error::invalid("chat_template", expected, "a value"));
         }
+        self.check_draft_model(config)?;
         let options = self.backend_options(config)?;
-        let own_text = self.text;
+        let (own_text, draft) = (self.text, self.draft_model);
         let (mut load_options, template) = (self.load_options, self.chat_template);
         load_options.max_positions = config.max_positions;
         // Sending fails only if the caller has dropped the future.
@@ -109,7 +117,8 @@ impl EngineBuilder {
                 Ok(Box::new(move || while_grammars_are_prepared(&text, make)))
             }
             (None, Some(model)) => Ok(Box::new(move || {
-                let (rest, backend) = load(model, &load_options, options, own_text, template)?;
+                let (rest, backend) =
+                    load((model, draft), &load_options, options, own_text, template)?;
                 drop(loaded.send(rest));
                 Ok(backend)
             })),
@@ -160,6 +169,7 @@ impl EngineBuilder {
             ("weights", self.weights.is_some()),
             ("override_generation_config", self.load_options.generation.is_some()),
             ("mmproj", self.load_options.mmproj.is_some()),
+            ("draft_model", self.draft_model.is_some()),
             ("image_urls", self.fetch.is_set()),
             ("device", self.device.is_set()),
             ("chat_template", self.chat_template.is_some()),
@@ -174,22 +184,21 @@ impl EngineBuilder {
     }
 }
 
-/// Loads a model and builds its backend. Blocks the calling thread. `own_text` replaces the
-/// model's tokenizer, and `template` its chat templates.
+/// Loads a model, with a draft model if there is one, and builds its backend. Blocks the calling
+/// thread. `own_text` replaces the model's tokenizer, and `template` its chat templates.
 fn load(
-    model: ModelArg,
+    (model, draft): (ModelArg, Option<ModelArg>),
     load_options: &LoadOptions,
     options: BackendOptions,
     own_text: Option<Text>,
     template: Option<String>,
 ) -> Result<(Loaded, Box<dyn Backend>), Error> {
-    let source = match model {
-        ModelArg::Source(source) => source,
-        ModelArg::Text(text) => text.parse()?,
-    };
-    let model = match stolon_checkpoint::load_any(&source, load_options)? {
+    let model = match stolon_checkpoint::load_any(&model.source()?, load_options)? {
         AnyModel::Decoder(model) => *model,
-        AnyModel::Encoder(encoder) => return load_encoder(*encoder, options, own_text),
+        AnyModel::Encoder(encoder) => {
+            super::draft::refuse(draft, "an encoder")?;
+            return load_encoder(*encoder, options, own_text);
+        }
     };
     let LoadedModel {
         id,
@@ -211,6 +220,12 @@ fn load(
         Some(text) => text,
         None => text_layer(&text, &generation.eos_token_ids, is_replaced)?,
     };
+    if !generates {
+        super::draft::refuse(draft.clone(), "a model that generates nothing")?;
+    }
+    let draft =
+        draft.map(|draft| DraftModel::load(draft, load_options, (&text, config.vocab_size)));
+    let draft = draft.transpose()?;
     let pooled = match scores {
         Some(LoadedScores { head, config: labels }) => {
             // Pairs are two texts without types.
@@ -225,7 +240,7 @@ fn load(
     // Without the feature, no memory is needed for the encoder.
     let encoder = images.as_ref().filter(|_| cfg!(feature = "images"));
     let encoder = encoder.map(|images| images.encoder.clone());
-    let open = || options.open(config, encoder, weights);
+    let open = || options.open(config, encoder, weights, draft);
     let backend = if generates { while_grammars_are_prepared(&text, open) } else { open() }?;
     text.skills = Skills::new(skills, backend.spec().regions);
     let sampling = DefaultSampling {
@@ -296,7 +311,7 @@ fn replace_templates(text: &mut TextSource, template: String) {
 
 /// The tokenizer and chat templates of a model, if it has a tokenizer and this build supports it.
 /// With `needs_template`, a template that is malformed is an error.
-fn text_layer(
+pub(super) fn text_layer(
     source: &TextSource,
     eos_token_ids: &[u32],
     needs_template: bool,

@@ -1,14 +1,14 @@
 //! The memory that an engine will take, before it is started.
 
-use stolon_checkpoint::ModelSource;
+use stolon_checkpoint::WindowKv;
 use stolon_checkpoint::inspect::{InspectOptions, inspect};
 
+use super::EngineBuilder;
 use super::load::BLOCK_SIZE;
-use super::{EngineBuilder, ModelArg};
 use crate::Error;
 
 impl EngineBuilder {
-    /// The memory in bytes that the weights and the KV cache will take. Reads the headers of the
+    /// The memory in bytes that the weights, those of a draft model, and the KV cache will take. Reads the headers of the
     /// model's files, for a model on the hub perhaps over the network, and blocks meanwhile.
     ///
     /// Image encoders, adapters and what is computed in a step are not included.
@@ -19,21 +19,26 @@ impl EngineBuilder {
     /// model, and for a decoder without [`kv_memory`](Self::kv_memory) and
     /// [`num_blocks`](Self::num_blocks), whose KV cache takes what is free when it is started.
     pub fn memory_needed(&self) -> Result<u64, Error> {
-        let source: ModelSource = match &self.model {
-            Some(ModelArg::Source(source)) => source.clone(),
-            Some(ModelArg::Text(text)) => text.parse()?,
-            None => return Err(Error::invalid("model", "a model in files", "none")),
+        let Some(model) = self.model.clone() else {
+            return Err(Error::invalid("model", "a model in files", "none"));
         };
         let mut load = self.load_options.clone();
         load.max_positions = self.config.max_positions;
         let (kv_type, window_kv) = (self.kv_type, self.window_kv.unwrap_or_default());
         let weight_type = self.weights.unwrap_or_default();
-        let options = InspectOptions { load, weight_type, kv_type, window_kv };
-        let inspection = inspect(&source, &options)?;
-        let Some(memory) = inspection.memory else {
+        let mut options = InspectOptions { load, weight_type, kv_type, window_kv };
+        let inspection = inspect(&model.source()?, &options)?;
+        let Some(mut memory) = inspection.memory else {
             // A text encoder, which has no KV cache.
             return Ok(inspection.tensors.iter().map(|tensor| tensor.bytes).sum());
         };
+        if let Some(draft) = self.draft_model.clone() {
+            (options.load.max_positions, options.load.mmproj) = (None, None);
+            options.window_kv = WindowKv::Blocks;
+            let added = inspect(&draft.source()?, &options)?.memory;
+            memory.weights += added.as_ref().map_or(0, |added| added.weights);
+            memory.kv_per_token += added.map_or(0, |added| added.kv_per_token);
+        }
         let kv = match (self.num_blocks, self.kv_memory) {
             (Some(count), _) => {
                 let positions = count.saturating_mul(self.block_size.unwrap_or(BLOCK_SIZE));

@@ -111,6 +111,14 @@ impl Text {
         Ok(Text::tokens_only(eos_token_ids))
     }
 
+    pub(crate) fn has_tokenizer(&self) -> bool {
+        false
+    }
+
+    pub(crate) fn first_difference(&self, _other: &Text) -> Option<[String; 2]> {
+        None
+    }
+
     pub(crate) fn require_tokenizer(&self) -> Result<(), Error> {
         Err(Error::NoTokenizer)
     }

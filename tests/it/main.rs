@@ -33,6 +33,8 @@ mod disk_size;
 #[cfg(feature = "tiers")]
 mod disk_tier;
 mod documents;
+#[cfg(feature = "tiers")]
+mod draft_models;
 mod embeddings;
 mod encoders;
 #[cfg(feature = "tiers")]

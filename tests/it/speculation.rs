@@ -48,6 +48,10 @@ const MODELS: &[&str] = &[
     "gpt_oss in states",
 ];
 
+/// Those with recurrent layers.
+const HAVE_STATES: &[&str] =
+    &["falcon_h1", "granite_mamba_moe", "nemotron_h", "qwen3_5", "qwen3_next", "kimi_linear"];
+
 /// What is proposed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Guess {
@@ -59,9 +63,15 @@ enum Guess {
     Mixed,
     /// Tokens that are hardly ever right.
     Garbage,
+    /// What a draft model guesses, always: the model itself, unless it has states.
+    Model,
+    /// What a draft model guesses that is hardly ever right, and the engine's own sources, where it
+    /// pays.
+    OtherModel,
 }
 
-const GUESSES: &[Guess] = &[Guess::Own, Guess::Adaptive, Guess::Mixed, Guess::Garbage];
+const GUESSES: &[Guess] =
+    &[Guess::Own, Guess::Adaptive, Guess::Mixed, Guess::Garbage, Guess::Model, Guess::OtherModel];
 
 /// The right answers: of each prompt, the tokens of all answers to it.
 type Known = Arc<HashMap<Vec<u32>, Vec<Vec<u32>>>>;
@@ -72,11 +82,23 @@ impl Guess {
         let make = move || -> Vec<Box<dyn DraftSource>> {
             vec![Box::new(Guesser { guess: self, known: Arc::clone(&known) })]
         };
-        let sources = matches!(self, Guess::Mixed | Guess::Garbage);
-        Speculation {
-            adaptive: self == Guess::Adaptive,
-            sources: sources.then(|| DraftSources::new(make)),
-            ..Speculation::default()
+        let sources = match self {
+            Guess::Mixed | Guess::Garbage => Some(DraftSources::new(make)),
+            Guess::Model => Some(DraftSources::new(Vec::new)),
+            Guess::Own | Guess::Adaptive | Guess::OtherModel => None,
+        };
+        let adaptive = matches!(self, Guess::Adaptive | Guess::OtherModel);
+        Speculation { adaptive, sources, ..Speculation::default() }
+    }
+
+    /// The draft model for a model, which must be without states; `None` if there is none.
+    fn draft_model(self, model: &str) -> Option<PathBuf> {
+        let is_possible = !HAVE_STATES.contains(&model) && !model.ends_with(" in states");
+        match self {
+            Guess::Model if is_possible => Some(fixture(model)),
+            Guess::Model => Some(fixture("phi3")),
+            Guess::OtherModel => Some(fixture("llama")),
+            _ => None,
         }
     }
 }
@@ -294,6 +316,10 @@ async fn compare(model: &str, guesses: &[Guess], answers: usize) -> u64 {
         // The pool has room for about four requests.
         let builder = builder(model).num_blocks(60).max_batched_tokens(64).max_running(4);
         let builder = builder.speculation(guess.speculation(&known));
+        let builder = match guess.draft_model(model) {
+            Some(draft) => builder.draft_model(draft),
+            None => builder,
+        };
         let engine = builder.build().await.expect("the engine starts");
         let removing = tokio::spawn({
             let engine = engine.clone();

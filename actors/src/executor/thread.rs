@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use ractor::ActorRef;
 use stolon_backend::{AdapterLoader, Backend, BackendSpec, KvFormat};
-use stolon_scheduler::{EngineError, StepDone, StepPlan, execute};
+use stolon_scheduler::{DraftDone, EngineError, StepDone, StepPlan, execute};
 use tokio::sync::oneshot;
 
 use super::ExecutorMessage;
@@ -156,6 +156,7 @@ fn compute(
             catch_unwind(AssertUnwindSafe(|| match faults.trigger(EnginePart::ExecutorThread) {
                 Ok(()) => execute(backend, *plan),
                 Err(error) => StepDone {
+                    draft: DraftDone::default(),
                     encoded: None,
                     encoding: Duration::ZERO,
                     saved: Vec::new(),

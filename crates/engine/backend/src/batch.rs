@@ -7,6 +7,7 @@ use std::time::Duration;
 use stolon_kvcache::BlockId;
 
 use crate::adapter::{Adapter, AdapterLoader};
+use crate::draft::{DraftOutput, DraftTask};
 use crate::image::{ImageEmbeddings, ImageInput, SliceImage};
 use crate::regions::RegionBins;
 use crate::sampling::{Draw, SamplingError};
@@ -38,6 +39,9 @@ pub struct BackendSpec {
     /// bits however many tokens the slice has, and, if there are recurrent states, that a sequence
     /// can continue after any of the tokens ([`SliceState::proposed`]).
     pub proposals: bool,
+    /// Whether the backend has a smaller model that guesses tokens ([`Backend::draft`]). Requires
+    /// `proposals`.
+    pub draft_model: bool,
     /// The recurrent state of a sequence; `None` if the backend keeps all that a prefix leaves behind
     /// in its KV blocks, as for a model with attention layers only.
     pub state: Option<StateSpec>,
@@ -318,6 +322,32 @@ pub trait Backend {
     /// Any [`BackendError`]. Positions outside of the step's write ranges are unchanged even after
     /// an error.
     fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError>;
+
+    /// Guesses the tokens that follow some sequences, with a smaller model ([`WithDraft`]). For each
+    /// guess, `choose` gets the index of the task and a row of the draft model's logits, which it may
+    /// overwrite, and returns a token. With `None`, nothing more is guessed for this task.
+    ///
+    /// First the draft model computes the tokens of the sequences whose keys and values it does not
+    /// have, at most `budget` of all tasks together. If a sequence has more, nothing is guessed for
+    /// it, and a later call continues.
+    ///
+    /// It is called before a step, and writes nothing that [`Backend::step`] reads: guesses are not
+    /// subject to batch invariance, because the model verifies them.
+    ///
+    /// [`WithDraft`]: crate::WithDraft
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] by default; any [`BackendError`] of the draft model. The engine
+    /// then goes on without guesses.
+    fn draft(
+        &mut self,
+        tasks: &[DraftTask],
+        budget: usize,
+        choose: &mut dyn FnMut(usize, &mut [f32]) -> Option<u32>,
+    ) -> Result<DraftOutput, BackendError> {
+        let _ = (tasks, budget, choose);
+        Err(BackendError::Unsupported("draft models"))
+    }
 
     /// Encodes an image, or a part of that: computes for about `time` and returns the image's
     /// embeddings if they are complete. If not, the next call for the same image continues. A

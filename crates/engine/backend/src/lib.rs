@@ -11,6 +11,7 @@
 //! * [`ImageInput`]: an image of a prompt, and the embeddings that an encoder makes of it;
 //! * [`RegionBins`]: coordinates and sizes as tokens, and the logits of their bins;
 //! * [`Adapter`]: changes of the weights that a sequence chooses, and how they are loaded;
+//! * [`WithDraft`]: a model with a smaller one that guesses its tokens;
 //! * [`BatchChecker`]: validates a batch against the contract before anything is written;
 //! * [`sampling`]: from rows of logits to token ids, as the executor does it;
 //! * [`Pooling`]: from hidden states to embeddings;
@@ -27,6 +28,7 @@ mod readme {}
 mod adapter;
 mod batch;
 mod check;
+mod draft;
 #[cfg(feature = "testing")]
 pub mod fake;
 mod image;
@@ -34,6 +36,7 @@ pub mod kv_probe;
 mod pooling;
 mod regions;
 pub mod sampling;
+mod with_draft;
 
 pub use adapter::{Adapter, AdapterLoadError, AdapterLoader};
 pub use batch::{
@@ -41,6 +44,7 @@ pub use batch::{
     StateCheckpoint, StateSpec, StepBatch, StepOutput,
 };
 pub use check::{BatchChecker, check_read, check_write};
+pub use draft::{DraftOutput, DraftTask};
 pub use image::{ImageEmbeddings, ImageInput, SliceImage, rotary_len};
 pub use pooling::{Pooler, Pooling};
 pub use regions::{RegionBins, RegionLogits, RegionToken};
@@ -48,3 +52,4 @@ pub use sampling::{
     Draw, LogitsProcessor, Sampled, SamplerState, SamplingError, SamplingParams, SharedProcessor,
     TokenLogprob, prompt_logprob,
 };
+pub use with_draft::{DraftError, WithDraft};

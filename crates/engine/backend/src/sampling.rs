@@ -324,6 +324,15 @@ impl SamplerState {
         choice
     }
 
+    /// A state that guesses the next tokens from the logits of a smaller model. It has the random
+    /// numbers and the penalties of this one, so that equal logits give equal tokens at any
+    /// temperature, but no processor and no log-probabilities.
+    #[must_use]
+    pub fn for_draft(&self) -> Self {
+        let params = SamplingParams { processor: None, logprobs: None, ..self.params.clone() };
+        Self { params, output: Vec::new(), bins: None, penalties: self.penalties.clone(), ..*self }
+    }
+
     /// The seed in use: the request's, or a random one if the request has none.
     #[must_use]
     pub fn seed(&self) -> u64 {

@@ -1,7 +1,9 @@
-//! Executing one step: copies of blocks, the forward pass, then sampling.
+//! Executing one step: copies of blocks, guesses of a draft model, the forward pass, then sampling.
 
 #[cfg(test)]
 mod tests;
+
+mod drafting;
 
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,7 +27,7 @@ const LOGITS_PER_THREAD: usize = 1 << 18;
 /// Executes a step on `backend`. The step's ticket is dropped before this returns, so that blocks
 /// released during the step can be reused when its result is handled.
 pub fn execute(backend: &mut dyn Backend, plan: StepPlan) -> StepDone {
-    let StepPlan { saves, discarded, loads, encode, batch, tasks, ticket } = plan;
+    let StepPlan { saves, discarded, loads, encode, draft, mut batch, mut tasks, ticket } = plan;
     let saved = saves.iter().map(|blocks| save_blocks(backend, blocks)).collect();
     backend.discard_blocks(&discarded);
     let loaded: Vec<bool> = loads.into_iter().map(|load| load.run(backend)).collect();
@@ -35,11 +37,12 @@ pub fn execute(backend: &mut dyn Backend, plan: StepPlan) -> StepDone {
         check_embeddings(&image, backend.spec().image_values(image.kv_len), embeddings)
     });
     let encoding = if encoded.is_some() { begun.elapsed() } else { Duration::ZERO };
+    let draft = drafting::propose(backend, draft, (&mut batch, &mut tasks), &loaded);
     let begun = Instant::now();
     let outcome = forward(backend, batch, tasks, &loaded);
     let compute = begun.elapsed();
     drop(ticket);
-    StepDone { saved, encoded, encoding, loaded, outcome, compute }
+    StepDone { saved, encoded, encoding, loaded, draft, outcome, compute }
 }
 
 /// Checks the size of the embeddings that an encoder has returned.
@@ -66,7 +69,7 @@ fn forward(
     tasks: Vec<RowTask>,
     loaded: &[bool],
 ) -> Result<Vec<RowResult>, String> {
-    let skipped = |task: &RowTask| task.load.is_some_and(|load| !loaded[load]);
+    let skipped = |task: &RowTask| task.is_skipped(loaded);
     if tasks.iter().any(skipped) {
         batch = keep_slices(batch, tasks.iter().map(|task| !skipped(task)));
     }

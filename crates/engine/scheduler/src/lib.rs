@@ -101,7 +101,10 @@ pub use simulation::{Simulation, SimulationEvent};
 pub use speculation::{DraftContext, DraftSource, DraftSources, Speculation};
 pub use states::CheckpointItem;
 pub use stats::{AuditReport, CacheStats, EngineStats};
-pub use step_plan::{EncodeTask, PromptTargets, RowResult, RowTask, StepDone, StepPlan};
+pub use step_plan::{
+    DraftDone, DraftPlan, DraftSlice, EncodeTask, PromptTargets, RowResult, RowTask, StepDone,
+    StepPlan,
+};
 #[cfg(loom)]
 pub use sync::planted;
 pub use token_set::TokenSet;

@@ -25,7 +25,7 @@ use crate::memory::{ActorStopped, DirectMemory};
 use crate::request::SequenceRequest;
 use crate::scheduler::Scheduler;
 use crate::stats::{AuditReport, EngineStats};
-use crate::step_plan::{RowResult, StepDone, StepPlan};
+use crate::step_plan::{DraftDone, RowResult, StepDone, StepPlan};
 
 /// A scheduler with a cache and a clock that only its owner advances. See the module documentation.
 #[derive(Debug)]
@@ -184,6 +184,7 @@ impl<C: FnMut(&StepBatch) -> Duration> Simulation<C> {
             }
             drop(plan.ticket);
             let done = StepDone {
+                draft: DraftDone::default(),
                 encoded: None,
                 encoding: Duration::ZERO,
                 saved: Vec::new(),

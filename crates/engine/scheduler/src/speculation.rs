@@ -19,6 +19,7 @@
 //! the sequence has reserved anyway, and time within [`StepTimes::room`].
 
 mod copying;
+mod model;
 mod sources;
 mod times;
 
@@ -28,6 +29,7 @@ use std::sync::Arc;
 use stolon_backend::SamplerState;
 use stolon_kvcache::{Namespace, TreeReader};
 
+pub(crate) use model::{Candidate, Choice, ModelTimes};
 pub(crate) use times::{StepTimes, Worth};
 
 /// Whether and how tokens are proposed to follow the sequences of a step. Proposals change no
@@ -84,8 +86,8 @@ pub struct DraftContext<'a> {
 /// It is asked before each step that could propose tokens of its sequence. Several tokens may have
 /// followed since the last time. It is asked between two steps, so it must take microseconds: work
 /// that is proportional to a whole prompt has to be spread over several calls. Its memory must be
-/// bounded. Heads of a model and draft models, whose work is a part of the
-/// step before, only hand over here what that step has returned.
+/// bounded. Draft models are no such source, because their guesses take time
+/// ([`Backend::draft`](stolon_backend::Backend::draft)).
 pub trait DraftSource: Send + fmt::Debug {
     /// The tokens that may follow `context.tokens`, most likely right, at most `limit`.
     fn draft(&mut self, context: &DraftContext<'_>, limit: usize) -> Vec<u32>;
@@ -112,6 +114,7 @@ impl fmt::Debug for DraftSources {
 #[derive(Debug)]
 pub(crate) struct Drafts {
     sources: Vec<Tracked>,
+    model: FromModel,
     /// Whether tokens were proposed in the last step that could have had some.
     has_proposed: bool,
 }
@@ -123,6 +126,39 @@ struct Tracked {
     /// The tokens of its last draft that were not compared yet.
     draft: Vec<u32>,
     acceptance: Acceptance,
+}
+
+/// The guesses of a draft model, if the backend has one.
+#[derive(Debug)]
+struct FromModel {
+    /// The tokens of its last draft that were not compared yet.
+    draft: Vec<u32>,
+    acceptance: Acceptance,
+    /// The time in seconds that its drafts would have saved since the last one.
+    earned: f64,
+    /// Whether it has guessed tokens when it was last asked, so that it has the keys and values of the
+    /// sequence.
+    is_ready: bool,
+}
+
+/// The tokens that are proposed for a sequence.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Proposal {
+    /// These; none if the list is empty.
+    Tokens(Vec<u32>),
+    /// At most `count` tokens that a draft model guesses before the step, if it has to compute no
+    /// more than `missing_max` tokens of the sequence for it.
+    Model { count: usize, missing_max: usize },
+}
+
+impl Proposal {
+    /// Maximum number of tokens.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Proposal::Tokens(tokens) => tokens.len(),
+            Proposal::Model { count, .. } => *count,
+        }
+    }
 }
 
 /// The share of guesses that were right. Later ones count more.
@@ -139,6 +175,39 @@ impl Acceptance {
     /// As if one of two guesses had been right, so that the first drafts are tried.
     const UNKNOWN: Acceptance = Acceptance { right: 1.0, all: 2.0 };
 
+    /// Part that remains of the guesses after a step without any, so that a source that was wrong is
+    /// tried again after some thousand steps.
+    const REMEMBERED: f64 = 0.9995;
+
+    /// As if two guesses had been right at this rate.
+    fn expected(rate: f64) -> Acceptance {
+        Acceptance { right: Acceptance::UNKNOWN.all * rate, ..Acceptance::UNKNOWN }
+    }
+
+    /// Moves towards what is unknown, in a step without guesses.
+    fn forget(&mut self) {
+        let Acceptance { right, all } = Acceptance::UNKNOWN;
+        self.right = right + Acceptance::REMEMBERED * (self.right - right);
+        self.all = all + Acceptance::REMEMBERED * (self.all - all);
+    }
+
+    /// Compares a draft with the tokens that have followed, and keeps what was not compared. Returns
+    /// how many tokens were right.
+    fn compare(&mut self, draft: &mut Vec<u32>, followed: &[u32]) -> usize {
+        let right = draft.iter().zip(followed).take_while(|(a, b)| a == b).count();
+        (0..right).for_each(|_| self.note(true));
+        match right == followed.len() {
+            true => drop(draft.drain(..right)),
+            false => {
+                if right < draft.len() {
+                    self.note(false);
+                }
+                draft.clear();
+            }
+        }
+        right
+    }
+
     fn note(&mut self, is_right: bool) {
         self.right = Acceptance::KEPT * self.right + f64::from(u8::from(is_right));
         self.all = Acceptance::KEPT * self.all + 1.0;
@@ -150,15 +219,21 @@ impl Acceptance {
 }
 
 impl Drafts {
-    /// The sources of a new sequence.
-    pub(crate) fn new(speculation: &Speculation) -> Drafts {
+    /// The sources of a new sequence. A draft model is expected to be right at this `rate`.
+    pub(crate) fn new(speculation: &Speculation, rate: f64) -> Drafts {
         let sources = match &speculation.sources {
             Some(DraftSources(make)) => make(),
             None => sources::all(),
         };
         let tracked =
             |source| Tracked { source, draft: Vec::new(), acceptance: Acceptance::UNKNOWN };
-        Drafts { sources: sources.into_iter().map(tracked).collect(), has_proposed: false }
+        let model = FromModel {
+            draft: Vec::new(),
+            acceptance: Acceptance::expected(rate),
+            earned: 0.0,
+            is_ready: false,
+        };
+        Drafts { sources: sources.into_iter().map(tracked).collect(), model, has_proposed: false }
     }
 
     /// Whether tokens were proposed in the last step, so that more are likely to be.
@@ -166,19 +241,21 @@ impl Drafts {
         self.has_proposed
     }
 
-    /// The tokens to propose, at most `limit`: the draft that is expected to save the most time, and
-    /// as much of it as is `worth` its time. Without `worth`, all of the first draft.
+    /// The tokens to propose, at most `limit`, and the time in seconds that they are expected to save:
+    /// the draft of the source that saves the most time, and as much of it as is `worth` its time.
+    /// Without `worth`, all of the first draft.
     pub(crate) fn propose(
         &mut self,
         context: &DraftContext<'_>,
         limit: usize,
         worth: Option<Worth>,
-    ) -> Vec<u32> {
+    ) -> (Vec<u32>, f64) {
+        self.model.draft.clear();
         if limit == 0 || worth.is_some_and(|worth| !worth.may_pay()) {
             // Not even a search is worth its time.
             self.sources.iter_mut().for_each(|tracked| tracked.draft.clear());
             self.has_proposed = false;
-            return Vec::new();
+            return (Vec::new(), 0.0);
         }
         let mut best: (f64, &[u32]) = (0.0, &[]);
         for Tracked { source, draft, acceptance } in &mut self.sources {
@@ -193,24 +270,45 @@ impl Drafts {
             }
         }
         self.has_proposed = !best.1.is_empty();
-        best.1.to_vec()
+        (best.1.to_vec(), best.0)
     }
 
-    /// Learns which tokens have followed.
-    pub(crate) fn learn(&mut self, followed: &[u32]) {
-        for Tracked { draft, acceptance, .. } in &mut self.sources {
-            let right = draft.iter().zip(followed).take_while(|(a, b)| a == b).count();
-            (0..right).for_each(|_| acceptance.note(true));
-            match right == followed.len() {
-                true => drop(draft.drain(..right)),
-                false => {
-                    if right < draft.len() {
-                        acceptance.note(false);
-                    }
-                    draft.clear();
-                }
-            }
+    /// The share of the guesses of a draft model that is expected to be right.
+    pub(crate) fn model_rate(&self) -> f64 {
+        self.model.acceptance.rate()
+    }
+
+    /// A draft model would save `more` seconds than what is proposed now, with blocks for `count`
+    /// tokens. Returns the time that it would have saved since its last draft if it should be asked;
+    /// `None` to keep what is proposed, because there are no blocks, or because the draft model has
+    /// yet to compute tokens of the sequence.
+    pub(crate) fn prefer_model(&mut self, count: usize, more: f64) -> Option<f64> {
+        let keeps = self.has_proposed && !self.model.is_ready;
+        self.has_proposed = true;
+        self.model.earned += more;
+        if count == 0 || keeps {
+            return None;
         }
+        self.model.is_ready = false;
+        Some(self.model.earned)
+    }
+
+    /// A draft model is not asked in this step.
+    pub(crate) fn pass_model(&mut self) {
+        self.model.acceptance.forget();
+    }
+
+    /// A draft model has guessed these tokens when it was asked.
+    pub(crate) fn take_model_draft(&mut self, draft: Vec<u32>) {
+        self.model = FromModel { draft, earned: 0.0, is_ready: true, ..self.model };
+    }
+
+    /// Learns which tokens have followed. Returns how many of them a draft model has guessed.
+    pub(crate) fn learn(&mut self, followed: &[u32]) -> usize {
+        for Tracked { draft, acceptance, .. } in &mut self.sources {
+            acceptance.compare(draft, followed);
+        }
+        self.model.acceptance.compare(&mut self.model.draft, followed)
     }
 }
 
@@ -248,25 +346,25 @@ mod tests {
             vec![Box::new(Fixed(&[9, 9, 9, 9])), Box::new(Fixed(&[5, 6, 7, 8]))]
         };
         let sources = Some(DraftSources::new(sources));
-        let mut drafts = Drafts::new(&Speculation { sources, ..Speculation::default() });
+        let mut drafts = Drafts::new(&Speculation { sources, ..Speculation::default() }, 0.5);
         let worth = Some(Worth { saved: 1.0, cost: 0.1 });
         for _ in 0..30 {
             drafts.propose(&context, 4, worth);
             drafts.learn(&[5, 6, 7, 8, 1]);
         }
-        assert_eq!(drafts.propose(&context, 4, worth), [5, 6, 7, 8]);
-        assert_eq!(drafts.propose(&context, 2, worth), [5, 6]);
-        assert!(drafts.propose(&context, 0, worth).is_empty());
+        assert_eq!(drafts.propose(&context, 4, worth).0, [5, 6, 7, 8]);
+        assert_eq!(drafts.propose(&context, 2, worth).0, [5, 6]);
+        assert!(drafts.propose(&context, 0, worth).0.is_empty());
         for _ in 0..100 {
             drafts.propose(&context, 4, worth);
             drafts.learn(&[3]);
         }
-        assert!(drafts.propose(&context, 4, worth).is_empty(), "nothing was right for long");
+        assert!(drafts.propose(&context, 4, worth).0.is_empty(), "nothing was right for long");
         for _ in 0..20 {
             drafts.propose(&context, 4, worth);
             drafts.learn(&[9]);
         }
-        assert_eq!(drafts.propose(&context, 4, worth)[0], 9);
+        assert_eq!(drafts.propose(&context, 4, worth).0[0], 9);
     }
 
     /// Goal: tokens that arrive in several parts are compared with the draft as if they had come
@@ -276,10 +374,12 @@ mod tests {
         let fixed = || -> Vec<Box<dyn DraftSource>> { vec![Box::new(Fixed(&[]))] };
         let sources = Some(DraftSources::new(fixed));
         let learned = |parts: &[&[u32]]| {
-            let mut drafts =
-                Drafts::new(&Speculation { sources: sources.clone(), ..Speculation::default() });
+            let mut drafts = Drafts::new(
+                &Speculation { sources: sources.clone(), ..Speculation::default() },
+                0.5,
+            );
             drafts.sources[0].draft = vec![1, 2, 3, 4];
-            parts.iter().for_each(|part| drafts.learn(part));
+            parts.iter().for_each(|part| _ = drafts.learn(part));
             drafts.sources[0].acceptance.rate()
         };
         assert_eq!(learned(&[&[1, 2, 9]]), learned(&[&[1], &[2, 9]]));

@@ -62,6 +62,15 @@ pub struct EngineStats {
     pub drafted_tokens: u64,
     /// Proposed tokens that were accepted, because they were the tokens of the answer.
     pub accepted_tokens: u64,
+    /// Those of `drafts` that a draft model has made.
+    pub model_drafts: u64,
+    /// Those of `drafted_tokens` that a draft model has guessed.
+    pub model_drafted_tokens: u64,
+    /// Those of `accepted_tokens` that a draft model has guessed.
+    pub model_accepted_tokens: u64,
+    /// Tokens of prompts and answers that a draft model has computed before it could guess what
+    /// follows. Those in shared prefixes are computed once.
+    pub model_computed_tokens: u64,
     /// Prompt positions whose KV was loaded from outside of the pool instead of being computed.
     pub loaded_tokens: u64,
     /// Loads that failed. The positions were computed instead.

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stolon_backend::{
-    ImageEmbeddings, ImageInput, Pooler, Sampled, SamplerState, SamplingError, StepBatch,
-    TokenLogprob,
+    DraftOutput, DraftTask, ImageEmbeddings, ImageInput, Pooler, Sampled, SamplerState,
+    SamplingError, StepBatch, TokenLogprob,
 };
 use stolon_kvcache::{BlockId, StepTicket};
 
 use crate::late_sampling::LateRow;
+use crate::token_set::TokenSet;
 use crate::transfer::LoadTask;
 
 /// One step.
@@ -25,12 +26,46 @@ pub struct StepPlan {
     pub loads: Vec<LoadTask>,
     /// An image that is encoded before the forward pass, or a part of that.
     pub encode: Option<EncodeTask>,
+    /// What a draft model proposes before the forward pass.
+    pub draft: DraftPlan,
     /// The forward pass. It may be empty if the step has only copies, or encodes an image.
     pub batch: StepBatch,
     /// What to do with the output: one entry per slice of the batch.
     pub tasks: Vec<RowTask>,
     /// Blocks released during the step are not reused until this is dropped.
     pub ticket: StepTicket,
+}
+
+/// The slices to which a draft model adds proposals. Each has a single token.
+#[derive(Debug, Default)]
+pub struct DraftPlan {
+    /// In ascending order of their indices.
+    pub slices: Vec<DraftSlice>,
+    /// Maximum number of tokens of these sequences that the draft model computes before it guesses
+    /// any ([`Backend::draft`](stolon_backend::Backend::draft)).
+    pub budget: usize,
+}
+
+/// A slice to which a draft model adds proposals.
+#[derive(Debug)]
+pub struct DraftSlice {
+    /// Its index in the batch.
+    pub index: usize,
+    /// Its sequence.
+    pub task: DraftTask,
+    /// Tokens that are not proposed, because they end the answer.
+    pub ends: [TokenSet; 2],
+}
+
+/// What a draft model has proposed in a step.
+#[derive(Debug, Default)]
+pub struct DraftDone {
+    /// The index of each slice that got proposals, with these.
+    pub proposals: Vec<(usize, Vec<u32>)>,
+    /// The work of the draft model. Its tokens are in `proposals`.
+    pub output: DraftOutput,
+    /// Time that the executor thread spent on all of it.
+    pub time: Duration,
 }
 
 /// An image to encode.
@@ -59,6 +94,13 @@ pub struct RowTask {
     pub pooler: Option<Pooler>,
     /// Index of the load that the slice continues. If it fails, the slice is not computed.
     pub load: Option<usize>,
+}
+
+impl RowTask {
+    /// Whether the slice is not computed, because its load is not among those that have succeeded.
+    pub(crate) fn is_skipped(&self, loaded: &[bool]) -> bool {
+        self.load.is_some_and(|load| !loaded[load])
+    }
 }
 
 /// The prompt tokens whose log-probabilities are computed.
@@ -106,6 +148,8 @@ pub struct StepDone {
     pub encoding: Duration,
     /// Whether each load has copied all of its blocks. A missing entry counts as false.
     pub loaded: Vec<bool>,
+    /// What a draft model has proposed.
+    pub draft: DraftDone,
     /// One entry per slice, or why the forward pass failed.
     pub outcome: Result<Vec<RowResult>, String>,
     /// Time that the executor thread spent on the forward pass.

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use proptest::prelude::*;
-use stolon_backend::fake::{FakeBackend, FakeFault, FakeOptions, expected_hidden, expected_next};
+use stolon_backend::fake::{
+    FakeBackend, FakeFault, FakeHandle, FakeOptions, expected_hidden, expected_next,
+};
 use stolon_backend::{Backend, BackendSpec, Pooler, Pooling};
 use stolon_kvcache::{BlockPool, Namespace};
 
@@ -27,6 +29,7 @@ use crate::transfer::{RepeatedLookup, StoredKv};
 
 mod background;
 mod depth;
+mod drafting;
 mod estimates;
 mod fairness;
 mod images;
@@ -41,6 +44,7 @@ mod unsteady;
 
 use images::Part;
 pub(crate) use images::image_input;
+use speculation::Guess;
 use unsteady::Unsteady;
 
 const VOCAB_SIZE: usize = 16;
@@ -55,7 +59,9 @@ fn ready<T>(call: impl Future<Output = Result<T, ActorStopped>>) -> T {
 struct Harness {
     scheduler: Scheduler<Unsteady>,
     context: EngineContext,
-    backend: FakeBackend,
+    backend: Box<dyn Backend>,
+    /// Injects faults into the model, and not into a draft model.
+    fake: FakeHandle,
     in_flight: Option<StepPlan>,
     callers: Vec<Caller>,
     /// The callers' ends of the prompts that are computed in the background.
@@ -109,6 +115,17 @@ impl Harness {
         checkpoint_blocks: Option<usize>,
         config: EngineConfig,
     ) -> Harness {
+        Harness::guessing(block_size, block_count, checkpoint_blocks, Guess::Nothing, config)
+    }
+
+    /// With the draft model of `guess`, if it has one.
+    fn guessing(
+        block_size: usize,
+        block_count: usize,
+        checkpoint_blocks: Option<usize>,
+        guess: Guess,
+        config: EngineConfig,
+    ) -> Harness {
         let (saves, evicted) = (transfers::Saves::default(), transfers::Saves::default());
         let sink = transfers::EvictedSink(Arc::clone(&evicted));
         let config = EngineConfig {
@@ -116,7 +133,7 @@ impl Harness {
             kv_source: Some(Arc::new(lookups::NoSource)),
             ..config
         };
-        let backend = FakeBackend::new(FakeOptions {
+        let options = FakeOptions {
             vocab_size: VOCAB_SIZE,
             max_positions: 4096,
             block_size,
@@ -126,7 +143,10 @@ impl Harness {
             state: checkpoint_blocks.map(|blocks| (blocks, config.max_running)),
             encode_calls: 3,
             ..FakeOptions::default()
-        });
+        };
+        let backend = FakeBackend::new(options.clone());
+        let fake = backend.handle();
+        let backend = guess.with_draft_model(backend, options);
         let context = EngineContext::new(config, backend.spec().clone()).expect("valid settings");
         let EmptyCache { writer, reader, allocator, fence } = context.empty_cache().expect("valid");
         let memory = Unsteady::new(DirectMemory { writer, allocator });
@@ -135,6 +155,7 @@ impl Harness {
             scheduler,
             context,
             backend,
+            fake,
             in_flight: None,
             callers: Vec::new(),
             background: Vec::new(),
@@ -159,9 +180,10 @@ impl Harness {
     /// Stored KV of a prompt from `first_block` on, as the model needs it.
     fn stored(&self, prompt: &[u32], first_block: usize) -> Option<StoredKv> {
         let spec = &self.context.spec;
+        let sizes = (spec.block_size, spec.block_bytes);
         match spec.checkpoint_blocks() {
-            0 => Some(transfers::stored_kv(prompt, spec.block_size, first_block)),
-            count => transfers::stored_state(prompt, spec.block_size, first_block, count),
+            0 => Some(transfers::stored_kv_of_size(prompt, sizes, first_block)),
+            count => transfers::stored_state_of_size(prompt, sizes, first_block, count),
         }
     }
 
@@ -264,9 +286,9 @@ impl Harness {
         let Some(plan) = self.in_flight.take() else { return false };
         // A step that has only copies, or whose loads fail, is no step of the backend.
         if fail && !plan.batch.sequences.is_empty() && plan.loads.is_empty() {
-            self.backend.handle().inject_next(FakeFault::Fail);
+            self.fake.inject_next(FakeFault::Fail);
         }
-        let done = execute(&mut self.backend, plan);
+        let done = execute(&mut *self.backend, plan);
         assert!(fail || done.outcome.is_ok(), "{:?}", done.outcome);
         self.complete(done);
         true
@@ -542,7 +564,7 @@ fn an_audit_finds_a_forgotten_ticket() {
     let mut plan = harness.in_flight.take().expect("a step");
     let of_another_pool = BlockPool::new(1).expect("a valid count").1.begin();
     std::mem::forget(std::mem::replace(&mut plan.ticket, of_another_pool));
-    let done = execute(&mut harness.backend, plan);
+    let done = execute(&mut *harness.backend, plan);
     ready(harness.scheduler.complete(done, harness.now));
     let error = ready(harness.scheduler.audit()).expect_err("a ticket is missing");
     assert!(error.contains("the tickets of 1 were not dropped"), "{error}");
@@ -570,7 +592,7 @@ proptest! {
         removals in prop::sample::select(vec![0.0, 0.02, 0.2]),
     ) {
         let block_count = pool.div_ceil(block_size);
-        let mut harness = Harness::with_states(block_size, block_count, checkpoint_blocks, EngineConfig {
+        let mut harness = Harness::guessing(block_size, block_count, checkpoint_blocks, guess, EngineConfig {
             max_batched_tokens,
             max_running,
             prefix_caching,
@@ -622,7 +644,7 @@ proptest! {
                     harness.save(prompt(seed, len), first_block);
                 }
                 Action::Background { seed, len } => harness.submit_background(prompt(seed, len)),
-                Action::FailCopies(count) => harness.backend.handle().fail_copies(count),
+                Action::FailCopies(count) => harness.fake.fail_copies(count),
                 Action::Answer(index, first_block) if index < harness.lookups.len() => {
                     harness.answer(index, first_block);
                 }

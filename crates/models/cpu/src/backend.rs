@@ -18,7 +18,7 @@ use stolon_checkpoint::WeightType;
 use stolon_checkpoint::adapter::LoraLoader;
 use stolon_checkpoint::config::{DecoderConfig, VisionConfig};
 use stolon_checkpoint::error::ModelError;
-use stolon_checkpoint::kv::{KvLayer, KvShape, KvType, check_block_size};
+use stolon_checkpoint::kv::{KvBudget, KvLayer, KvShape, KvType, check_block_size};
 use stolon_checkpoint::weights::Weights;
 use stolon_kernels::{KvLayout, Path};
 use stolon_kvcache::BlockId;
@@ -43,7 +43,8 @@ pub struct CpuBackend {
     encoder: Option<Encoder>,
     kv: KvStore,
     states: StateStore,
-    workers: Workers,
+    /// Shared with the backend of a draft model: only one of the two computes at a time.
+    workers: Arc<Workers>,
     path: Path,
     adapters: Arc<LoraLoader>,
 }
@@ -76,13 +77,58 @@ impl CpuBackend {
         weights: Weights,
         options: CpuOptions,
     ) -> Result<Self, ModelError> {
+        let workers = Arc::new(options.workers(options.thread_count()?));
+        Self::with_workers(config, encoder, weights, options, workers)
+    }
+
+    /// The backend of a model that guesses tokens for this one
+    /// ([`WithDraft`](stolon_backend::WithDraft)). It computes with the same threads, and its KV store
+    /// has blocks of the same size and number, whatever `options` say.
+    ///
+    /// # Errors
+    /// The errors of [`new`](Self::new).
+    pub fn draft(
+        &self,
+        config: DecoderConfig,
+        weights: Weights,
+        options: CpuOptions,
+    ) -> Result<Self, ModelError> {
+        let options = CpuOptions {
+            block_size: self.spec.block_size,
+            kv_budget: KvBudget::Blocks(self.spec.block_count),
+            other_block_bytes: 0,
+            ..options
+        };
+        Self::with_workers(config, None, weights, options, Arc::clone(&self.workers))
+    }
+
+    /// Number of bytes of a KV block of this model.
+    ///
+    /// # Errors
+    /// [`ModelError`] if the configuration, the block size or the instruction set is refused.
+    pub fn block_bytes(config: &DecoderConfig, options: &CpuOptions) -> Result<usize, ModelError> {
+        config.check("the configuration")?;
+        check_block_size(options.block_size)?;
+        let kv_type = options.kv_type.unwrap_or_else(|| KvType::of_weights(config.dtype));
+        let shape = options.shape(config, kv_type, options.path()?);
+        shape.check()?;
+        Ok(shape.block_bytes())
+    }
+
+    fn with_workers(
+        config: DecoderConfig,
+        encoder: Option<VisionConfig>,
+        weights: Weights,
+        options: CpuOptions,
+        workers: Arc<Workers>,
+    ) -> Result<Self, ModelError> {
         config.check("the configuration")?;
         weights.check(&config)?;
         if let Some(encoder) = &encoder {
             check_encoder(encoder, &weights, &config)?;
         }
         check_block_size(options.block_size)?;
-        let (thread_count, path) = (options.thread_count()?, options.path()?);
+        let path = options.path()?;
         let kv_type = options.kv_type.unwrap_or_else(|| KvType::of_weights(config.dtype));
         let shape = options.shape(&config, kv_type, path);
         shape.check()?;
@@ -90,10 +136,11 @@ impl CpuBackend {
         let rings = options.rings(encoder.as_ref());
         let slot_bytes = recurrent_bytes(&config) + shape.ring_bytes(rings.slice_tokens);
         let state_bytes = (slot_bytes as u64).saturating_mul(rings.slots as u64);
-        let needed = memory::Needed { shape: &shape, kv_budget: options.kv_budget, state_bytes };
+        let (block_bytes, kv_budget) = (options.block_bytes(&shape), options.kv_budget);
+        let needed = memory::Needed { block_bytes, kv_budget, state_bytes };
         let all =
             config.tensors().into_iter().chain(encoder.iter().flat_map(VisionConfig::tensors));
-        memory::check(all, &weights, options.weight_type, &needed)?;
+        memory::check(all, &weights, options.weight_type, needed)?;
         let mut kv_format = options.kv_copies.then(|| {
             kv_format(
                 (&config, encoder.as_ref()),
@@ -101,14 +148,13 @@ impl CpuBackend {
                 options.weight_type,
                 &shape,
                 path,
-                thread_count,
+                workers.count(),
             )
         });
-        let workers = options.workers(thread_count);
         let weight_type = options.weight_type;
         let loader = Loader { weights, weight_type, path, workers: &workers };
         let (encoder, bins, mut decoder) = load_parts(config, encoder, loader)?;
-        let block_count = options.budget(state_bytes).block_count(shape.block_bytes())?;
+        let block_count = options.budget(state_bytes).block_count(block_bytes)?;
         let mut kv = KvStore::new(shape.clone(), block_count)?.with_rings(rings)?;
         let mut states = StateStore::new(decoder.config(), options.state_slots)?;
         let spec = spec_of(decoder.config(), &shape, block_count, state);

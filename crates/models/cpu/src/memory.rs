@@ -1,15 +1,15 @@
 //! Checks before the weights are packed whether there is enough memory for a backend.
 
 use stolon_checkpoint::config::TensorSpec;
-use stolon_checkpoint::kv::{KvBudget, KvShape, KvStoreError};
+use stolon_checkpoint::kv::{KvBudget, KvStoreError};
 use stolon_checkpoint::memory::{check_free, free_memory, packed_bytes};
 use stolon_checkpoint::{ModelError, WeightType, Weights};
 
 /// The memory that a backend needs in addition to the weights.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Needed<'a> {
-    /// The sizes of the KV store.
-    pub(crate) shape: &'a KvShape,
+pub(crate) struct Needed {
+    /// Number of bytes of the budget that a KV block takes.
+    pub(crate) block_bytes: usize,
     /// The budget that determines the number of blocks.
     pub(crate) kv_budget: KvBudget,
     /// Size of the states of all slots in bytes.
@@ -23,19 +23,18 @@ pub(crate) fn check(
     tensors: impl Iterator<Item = TensorSpec>,
     weights: &Weights,
     weight_type: WeightType,
-    Needed { shape, kv_budget, state_bytes }: &Needed<'_>,
+    Needed { block_bytes, kv_budget, state_bytes }: Needed,
 ) -> Result<(), ModelError> {
     // Weights in buffers are released while they are packed, so their memory is available.
     let packed = packed_bytes(tensors, weights, weight_type);
     let needed = packed.saturating_sub(weights.buffered_bytes());
     check_free("the packed weights", needed)?;
-    let needed = needed.saturating_add(*state_bytes);
+    let needed = needed.saturating_add(state_bytes);
     check_free("the packed weights and the states of all slots", needed)?;
-    if *kv_budget == KvBudget::Auto {
+    if kv_budget == KvBudget::Auto {
         return Ok(());
     }
-    let (block_count, block_bytes) =
-        (kv_budget.block_count(shape.block_bytes())?, shape.block_bytes());
+    let block_count = kv_budget.block_count(block_bytes)?;
     let expected = (block_count as u64).saturating_mul(block_bytes as u64);
     let free = free_memory();
     let left = free.saturating_sub(needed);

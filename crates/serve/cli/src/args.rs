@@ -355,7 +355,6 @@ impl EngineArgs {
             .model(self.model.as_str())
             .max_batched_tokens(self.max_batched_tokens)
             .step_time_target(self.step_time_target())
-            .speculation(self.speculation.speculation())
             .max_running(self.max_running)
             .prefix_caching(!self.no_prefix_caching)
             .max_sessions(self.max_sessions)
@@ -382,7 +381,7 @@ impl EngineArgs {
             builder = builder.kv_memory(bytes);
         }
         let builder = self.history.apply(self.tiers.apply(builder)?)?;
-        Ok(self.with_sizes(self.adapters.apply(builder)))
+        Ok(self.with_sizes(self.speculation.apply(self.adapters.apply(builder))))
     }
 
     fn step_time_target(&self) -> Option<Duration> {

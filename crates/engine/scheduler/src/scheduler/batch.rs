@@ -21,7 +21,7 @@ use crate::policy::Place;
 use crate::preempt::Holder;
 use crate::sequence::{Ending, Sequence, unusable_logits};
 use crate::step_cost::StepWork;
-use crate::step_plan::RowResult;
+use crate::step_plan::{DraftDone, RowResult};
 
 /// A running sequence, with its place in the order of arrival.
 #[derive(Debug)]
@@ -312,6 +312,23 @@ impl Batch {
             sequence.is_sampling = true;
         }
         end
+    }
+
+    /// Takes the tokens that a draft model has proposed in the step, before its results are applied.
+    pub(super) fn take_drafts(&mut self, step: &mut Step, draft: &DraftDone) {
+        for (index, tokens) in &draft.proposals {
+            let slice = &mut step.slices[*index];
+            slice.proposed = tokens.len();
+            let Some(sequence) = self.get_mut(slice.id) else { continue };
+            let gauges = sequence.record.gauges();
+            gauges.drafts.add(1);
+            gauges.drafted_tokens.add(tokens.len());
+            gauges.model_drafts.add(1);
+            gauges.model_drafted_tokens.add(tokens.len());
+            if let Some(drafts) = &mut sequence.drafts {
+                drafts.take_model_draft(tokens.clone());
+            }
+        }
     }
 
     /// The forward pass of a step has failed, so its sequences fail.

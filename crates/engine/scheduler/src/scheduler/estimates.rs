@@ -135,10 +135,17 @@ impl Estimates {
 
     /// Learns from the step that ends now how long steps take, together with everything that happens
     /// between its plan and its results. Proposed tokens make a step longer, so it says nothing about
-    /// the time that others need, but how many tokens come in that time.
-    pub(super) fn note_cost(&mut self, step: &Step, results: &[RowResult], now: Instant) {
+    /// the time that others need, but how many tokens come in that time. `drafting` is the part of it
+    /// that a draft model has taken.
+    pub(super) fn note_cost(
+        &mut self,
+        step: &Step,
+        results: &[RowResult],
+        drafting: Duration,
+        now: Instant,
+    ) {
         let time = now.saturating_duration_since(step.began);
-        if step.slices.iter().all(|slice| slice.proposed == 0) {
+        if step.slices.iter().all(|slice| slice.proposed == 0) && drafting.is_zero() {
             self.cost.note(step.work(), time);
             if step.slices.iter().any(|slice| slice.count == 1) {
                 self.decode_speed.note(1.0, 1.0);

@@ -10,74 +10,202 @@ use crate::blocks_for;
 use crate::context::EngineContext;
 use crate::schedule::Slice;
 use crate::sequence::Sequence;
-use crate::speculation::{DraftContext, Drafts, StepTimes, Worth};
+use crate::speculation::{
+    Candidate, Choice, DraftContext, Drafts, ModelTimes, Proposal, StepTimes, Worth,
+};
+use crate::step_plan::{DraftDone, RowResult};
 
 /// The durations from which follows what proposals are worth. See the module documentation.
 #[derive(Debug)]
 pub(super) struct Speculating {
     context: EngineContext,
     times: StepTimes,
+    model: ModelTimes,
+}
+
+/// Number of shares of the time that a step may take longer for proposals of a draft model: for its
+/// forward passes, for tokens that it has yet to compute, and for the positions in the step.
+const SHARES: f64 = 3.0;
+
+/// What the step leaves for proposals.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    /// What a proposed token costs and saves; `None` if every draft is proposed.
+    worth: Option<Worth>,
+    /// Maximum number of proposed tokens of all sequences.
+    tokens: usize,
+    /// Time in seconds for the forward passes of a draft model, and as much again for the tokens
+    /// that it has yet to compute.
+    spare: f64,
 }
 
 impl Speculating {
     pub(super) fn new(context: &EngineContext) -> Speculating {
-        Speculating { context: context.clone(), times: StepTimes::default() }
+        let (times, model) = (StepTimes::default(), ModelTimes::new());
+        Speculating { context: context.clone(), times, model }
     }
 
     /// Learns from the step that ends now how long steps take. Steps with prompts say nothing about
     /// others.
-    pub(super) fn note(&mut self, step: &Step, now: Instant) {
+    pub(super) fn note(
+        &mut self,
+        step: &Step,
+        draft: &DraftDone,
+        results: &[RowResult],
+        now: Instant,
+    ) {
         let is_decode = step.slices.iter().all(|slice| slice.count == 1);
-        if self.is_on() && is_decode && !step.slices.is_empty() {
-            let proposed = step.slices.iter().map(|slice| slice.proposed).sum();
-            let time = now.saturating_duration_since(step.began);
-            self.times.note(step.slices.len(), proposed, time);
+        if !self.is_on() || !is_decode || step.slices.is_empty() {
+            return;
+        }
+        let proposed = step.slices.iter().map(|slice| slice.proposed).sum();
+        let time = now.saturating_duration_since(step.began).saturating_sub(draft.time);
+        self.times.note(step.slices.len(), proposed, time);
+        match draft.output.first_tokens {
+            0 => self.model.forget(),
+            _ => self.model.note(draft),
+        }
+        for (index, guesses) in &draft.proposals {
+            let sampled = results.get(*index).map_or(&[][..], |result| &result.sampled);
+            let followed: Vec<u32> = sampled.iter().map(|sampled| sampled.token).collect();
+            self.model.learn(guesses.clone(), &followed);
         }
     }
 
-    /// The tokens that are proposed for each of `slices`, at most `tokens` together. `is_alone` says
-    /// that no other request waits for the step, and `several_tenants` that requests of different
-    /// tenants do.
+    /// What is proposed for each of `slices`, at most `tokens` together. `is_alone` says that no other
+    /// request waits for the step, and `several_tenants` that requests of different tenants do.
     pub(super) fn propose(
         &self,
         (batch, checkpoints): (&mut Batch, &Checkpoints),
         slices: &[(u64, Slice)],
         tokens: usize,
-        (is_alone, several_tenants): (bool, bool),
+        waits: (bool, bool),
         tree: &TreeReader,
-    ) -> Vec<Vec<u32>> {
-        let mut proposals = vec![Vec::new(); slices.len()];
+    ) -> Vec<Proposal> {
+        let mut proposals = vec![Proposal::Tokens(Vec::new()); slices.len()];
         // A step with prompts is as long as it may be.
         if !self.is_on() || slices.iter().any(|(_, slice)| slice.count != 1) {
             return proposals;
         }
-        let config = &self.context.config;
-        let (worth, room) = match config.speculation.adaptive {
-            false => (None, usize::MAX),
-            true => {
-                let Some(worth) = self.times.worth(slices.len()) else { return proposals };
-                let target = config.step_time_target.filter(|_| !several_tenants);
-                let room = self.times.room(slices.len(), target);
-                (Some(worth), if is_alone { usize::MAX } else { room })
-            }
-        };
-        let mut left = tokens.saturating_sub(slices.len()).min(room);
+        let Some(mut room) = self.room(slices.len(), tokens, waits) else { return proposals };
+        let mut candidates = Vec::new();
         for (index, (id, slice)) in slices.iter().enumerate() {
             let Some(sequence) = batch.get_mut(*id) else { continue };
             // Equal shares; what one does not use goes to the next ones.
-            let share = left.div_ceil(slices.len() - index);
+            let share = room.tokens.div_ceil(slices.len() - index);
             let is_decode = slice.start + 1 == sequence.tokens.len();
             let limit = if is_decode { self.limit(sequence, checkpoints) } else { 0 };
-            let limit = limit.min(self.covered(sequence)).min(share);
-            let proposed = self.draft(sequence, limit, worth, tree);
-            if !proposed.is_empty() {
-                left -= proposed.len();
-                self.context.gauges.drafts.add(1);
-                self.context.gauges.drafted_tokens.add(proposed.len());
+            let limit = limit.min(share);
+            let (mut proposed, saved) = self.draft(sequence, limit, room.worth, tree);
+            // With blocks for more, the next step may propose more.
+            let covered = self.covered(sequence);
+            proposed.truncate(covered);
+            let saved = if proposed.is_empty() { 0.0 } else { saved };
+            room.tokens -= proposed.len();
+            if limit > 0 && self.context.spec.draft_model && sequence.images.positions() == 0 {
+                let rate = sequence.drafts.as_ref().map_or(0.0, |drafts| drafts.model_rate());
+                candidates.push((covered, Candidate { index, rate, limit, saved }));
             }
-            proposals[index] = proposed;
+            proposals[index] = Proposal::Tokens(proposed);
+        }
+        if self.context.spec.draft_model {
+            self.ask_model(batch, slices, candidates, room, &mut proposals);
+        }
+        for ((id, _), proposal) in slices.iter().zip(&proposals) {
+            let Proposal::Tokens(tokens) = proposal else { continue };
+            let sampler = batch.get_mut(*id).and_then(|sequence| sequence.sampler.as_deref());
+            if let Some(sampler) = sampler.filter(|_| !tokens.is_empty()) {
+                sampler.prepare_ahead(tokens);
+                self.context.gauges.drafts.add(1);
+                self.context.gauges.drafted_tokens.add(tokens.len());
+            }
         }
         proposals
+    }
+
+    /// What a step of `sequences` sequences leaves for proposals; `None` if nothing should be
+    /// proposed.
+    fn room(
+        &self,
+        sequences: usize,
+        tokens: usize,
+        (is_alone, several_tenants): (bool, bool),
+    ) -> Option<Room> {
+        let config = &self.context.config;
+        let left = tokens.saturating_sub(sequences);
+        if !config.speculation.adaptive {
+            return Some(Room { worth: None, tokens: left, spare: f64::INFINITY });
+        }
+        let worth = Some(self.times.worth(sequences)?);
+        if is_alone {
+            return Some(Room { worth, tokens: left, spare: f64::INFINITY });
+        }
+        let target = config.step_time_target.filter(|_| !several_tenants);
+        let shares = if self.context.spec.draft_model { SHARES } else { 1.0 };
+        let spare = self.times.spare(sequences, target) / shares;
+        Some(Room { worth, tokens: left.min(self.times.room(sequences, spare)), spare })
+    }
+
+    /// Replaces the proposals for which a draft model is expected to save more time. Each candidate
+    /// comes with the number of positions for which its sequence has blocks.
+    fn ask_model(
+        &self,
+        batch: &mut Batch,
+        slices: &[(u64, Slice)],
+        candidates: Vec<(usize, Candidate)>,
+        room: Room,
+        proposals: &mut [Proposal],
+    ) {
+        let Room { worth, mut tokens, spare } = room;
+        let plain = worth.map_or(0.0, |worth| worth.saved * slices.len() as f64);
+        let chosen =
+            match worth {
+                Some(worth) => {
+                    let passes = self.model.room(candidates.len(), plain, spare);
+                    let limited = |(_, candidate): &(usize, Candidate)| Candidate {
+                        limit: candidate.limit.min(passes),
+                        ..*candidate
+                    };
+                    self.model.choose(candidates.iter().map(limited).collect(), worth, plain)
+                }
+                // Every draft is proposed, and those of the other sources come first.
+                None => {
+                    let without = candidates.iter().filter(|(_, candidate)| candidate.saved == 0.0);
+                    let choice = |(_, Candidate { index, limit, .. }): &(usize, Candidate)| {
+                        Choice { index: *index, count: *limit, more: f64::INFINITY }
+                    };
+                    without.map(choice).collect()
+                }
+            };
+        let mut chosen = chosen.into_iter().peekable();
+        for (covered, Candidate { index, .. }) in candidates {
+            let drafts = batch.get_mut(slices[index].0).and_then(|s| s.drafts.as_deref_mut());
+            let Some(drafts) = drafts else { continue };
+            let Some(Choice { count, more, .. }) = chosen.next_if(|choice| choice.index == index)
+            else {
+                drafts.pass_model();
+                continue;
+            };
+            let left = tokens + proposals[index].len();
+            let count = count.min(covered).min(left);
+            let Some(earned) = drafts.prefer_model(count, more) else { continue };
+            tokens = left - count;
+            let missing_max = self.model.missing_max(plain, earned);
+            proposals[index] = Proposal::Model { count, missing_max };
+        }
+    }
+
+    /// Maximum number of tokens that a draft model computes in the next step before it guesses any.
+    /// `waits` is as for [`Speculating::propose`], and so are `sequences` and `tokens`.
+    pub(super) fn draft_budget(
+        &self,
+        sequences: usize,
+        tokens: usize,
+        waits: (bool, bool),
+    ) -> usize {
+        let Some(Room { worth, spare, .. }) = self.room(sequences, tokens, waits) else { return 0 };
+        let plain = worth.map_or(0.0, |worth| worth.saved * sequences as f64);
+        if spare.is_infinite() { tokens } else { tokens.min(self.model.tokens(plain, spare)) }
     }
 
     fn is_on(&self) -> bool {
@@ -116,20 +244,22 @@ impl Speculating {
         blocks_for(self.context.spec.block_size, more)
     }
 
-    /// The tokens that are proposed for a sequence, at most `limit`. None of them ends its answer, so
-    /// that only the last token that is sampled can.
+    /// The tokens that the sources propose for a sequence, at most `limit`, and the time in seconds
+    /// that they are expected to save. None of them ends its answer, so that only the last token that
+    /// is sampled can.
     fn draft(
         &self,
         sequence: &mut Sequence,
         limit: usize,
         worth: Option<Worth>,
         tree: &TreeReader,
-    ) -> Vec<u32> {
+    ) -> (Vec<u32>, f64) {
         let Some(sampler) = sequence.sampler.as_deref().filter(|_| limit > 0) else {
-            return Vec::new();
+            return (Vec::new(), 0.0);
         };
         let speculation = &self.context.config.speculation;
-        let drafts = sequence.drafts.get_or_insert_with(|| Box::new(Drafts::new(speculation)));
+        let new = || Box::new(Drafts::new(speculation, self.model.rate()));
+        let drafts = sequence.drafts.get_or_insert_with(new);
         let context = DraftContext {
             tokens: &sequence.tokens,
             prompt_len: sequence.prompt_len,
@@ -138,7 +268,7 @@ impl Speculating {
             namespace: &sequence.namespace,
             sampler,
         };
-        let mut proposed = drafts.propose(&context, limit, worth);
+        let (mut proposed, saved) = drafts.propose(&context, limit, worth);
         let vocab_size = self.context.spec.vocab_size;
         let ends = |&token: &u32| {
             token as usize >= vocab_size
@@ -147,9 +277,6 @@ impl Speculating {
         };
         let end = proposed.iter().position(ends).unwrap_or(proposed.len());
         proposed.truncate(end);
-        if !proposed.is_empty() {
-            sampler.prepare_ahead(&proposed);
-        }
-        proposed
+        (proposed, saved)
     }
 }

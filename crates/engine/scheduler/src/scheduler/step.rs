@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use stolon_backend::{LogitRows, SequenceSlice, StepBatch};
+use stolon_backend::{DraftTask, LogitRows, SequenceSlice, StepBatch};
 
 use super::Scheduler;
 use super::batch::{InFlight, Step};
@@ -14,7 +14,8 @@ use crate::event::FinishReason;
 use crate::memory::{ActorStopped, Memory};
 use crate::schedule::{self, Slice};
 use crate::sequence::Sequence;
-use crate::step_plan::{RowTask, StepDone, StepPlan};
+use crate::speculation::Proposal;
+use crate::step_plan::{DraftPlan, DraftSlice, RowTask, StepDone, StepPlan};
 
 impl<M: Memory> Scheduler<M> {
     /// Applies the results of the step in flight. Does nothing if there is none.
@@ -30,13 +31,15 @@ impl<M: Memory> Scheduler<M> {
         match done.outcome {
             Ok(mut results) => {
                 debug_assert_eq!(results.len(), step.slices.len());
+                self.context.gauges.model_computed_tokens.add(done.draft.output.first_tokens);
+                self.batch.take_drafts(&mut step, &done.draft);
                 let is_background = self.count_background(&step);
                 if !is_background {
                     self.estimates.note_step(&step, &results, done.compute);
                 }
                 if only_computes && !is_background {
-                    self.estimates.note_cost(&step, &results, now);
-                    self.speculating.note(&step, now);
+                    self.estimates.note_cost(&step, &results, done.draft.time, now);
+                    self.speculating.note(&step, &done.draft, &results, now);
                 }
                 let mut rows: Vec<(u64, Arc<[f32]>)> = Vec::new();
                 for (slice, result) in step.slices.iter().zip(&mut results) {
@@ -135,6 +138,8 @@ impl<M: Memory> Scheduler<M> {
         }
         let block_size = self.context.spec.block_size;
         let mut batch = StepBatch::default();
+        let budget = self.draft_budget(slices.len(), is_alone);
+        let mut draft = DraftPlan { slices: Vec::new(), budget };
         let mut tasks = Vec::with_capacity(slices.len());
         let mut in_flight = Vec::with_capacity(slices.len());
         for (id, slice, mut state, proposals) in slices {
@@ -142,10 +147,27 @@ impl<M: Memory> Scheduler<M> {
             let Slice { start, count, .. } = slice;
             let end = start + count;
             let cache_logits = caches_logits(&self.context, sequence);
+            let blocks = blocks_for(block_size, end + proposals.len());
+            let proposals = match proposals {
+                Proposal::Tokens(tokens) => tokens,
+                Proposal::Model { count, missing_max } => {
+                    draft.slices.push(DraftSlice {
+                        index: tasks.len(),
+                        task: DraftTask {
+                            tokens: Arc::clone(&sequence.tokens),
+                            block_table: sequence.held.table.clone(),
+                            count,
+                            missing_max,
+                        },
+                        ends: [sequence.eos_ids.clone(), sequence.options.stop_ids.clone()],
+                    });
+                    // They are added by the executor.
+                    Vec::new()
+                }
+            };
             let proposed = proposals.len();
             batch.tokens.extend_from_slice(&sequence.tokens[start..end]);
             batch.tokens.extend_from_slice(&proposals);
-            let blocks = blocks_for(block_size, end + proposed);
             batch.sequences.push(SequenceSlice {
                 token_count: count + proposed,
                 start,
@@ -167,11 +189,18 @@ impl<M: Memory> Scheduler<M> {
         }
         self.batch.begin_step(in_flight, self.transfers.loading(), now);
         let (discarded, ticket) = self.blocks.begin_step();
-        Ok(Some(StepPlan { saves, discarded, loads, encode, batch, tasks, ticket }))
+        Ok(Some(StepPlan { saves, discarded, loads, encode, draft, batch, tasks, ticket }))
     }
 
-    /// The tokens that are proposed for each of the slices of the next step.
-    fn propose(&mut self, slices: &[(u64, Slice)], is_alone: bool) -> Vec<Vec<u32>> {
+    /// Maximum number of tokens that a draft model computes in a step of `sequences` sequences before
+    /// it guesses any.
+    fn draft_budget(&self, sequences: usize, is_alone: bool) -> usize {
+        let waits = (is_alone, self.estimates.are_several_tenants());
+        self.speculating.draft_budget(sequences, self.context.config.max_batched_tokens, waits)
+    }
+
+    /// What is proposed for each of the slices of the next step.
+    fn propose(&mut self, slices: &[(u64, Slice)], is_alone: bool) -> Vec<Proposal> {
         let waits = (is_alone, self.estimates.are_several_tenants());
         let (tokens, tree) = (self.context.config.max_batched_tokens, self.blocks.reader());
         let sequences = (&mut self.batch, &self.checkpoints);

@@ -54,7 +54,8 @@ impl Sequence {
         self.record.gauges().accepted_tokens.add(sampled.len().saturating_sub(1));
         if let Some(drafts) = &mut self.drafts {
             let tokens: Vec<u32> = sampled.iter().map(|sampled| sampled.token).collect();
-            drafts.learn(&tokens);
+            let modeled = drafts.learn(&tokens);
+            self.record.gauges().model_accepted_tokens.add(modeled);
         }
         let mut end = None;
         for Sampled { token, logprob } in sampled {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Classes of steps by the number of their sequences: 1, 2 to 3, 4 to 7, and so on.
-const CLASSES: usize = 10;
+pub(super) const CLASSES: usize = 10;
 
 /// Weight of a new measurement of a step without proposals.
 const NEW: f64 = 0.1;
@@ -60,6 +60,11 @@ impl Times {
     }
 }
 
+/// The class of a step with this number of sequences.
+pub(super) fn class(sequences: usize) -> usize {
+    (sequences.max(1).ilog2() as usize).min(CLASSES - 1)
+}
+
 /// What a proposed token costs and saves.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Worth {
@@ -93,14 +98,10 @@ impl Worth {
 }
 
 impl StepTimes {
-    fn class(sequences: usize) -> usize {
-        (sequences.max(1).ilog2() as usize).min(CLASSES - 1)
-    }
-
     /// Learns from the duration of a step with this number of sequences. `proposed` is the number of
     /// proposed tokens of all of them together.
     pub(crate) fn note(&mut self, sequences: usize, proposed: usize, time: Duration) {
-        let times = &mut self.0[StepTimes::class(sequences)];
+        let times = &mut self.0[class(sequences)];
         let seconds = time.as_secs_f64();
         if proposed == 0 {
             if times.plain_steps == 0 {
@@ -126,18 +127,23 @@ impl StepTimes {
     /// The worth of proposals in a step with this number of sequences; `None` if nothing should be
     /// proposed, because the time of a step without proposals is to be measured.
     pub(crate) fn worth(&self, sequences: usize) -> Option<Worth> {
-        let times = &self.0[StepTimes::class(sequences)];
+        let times = &self.0[class(sequences)];
         let is_known = times.plain_steps >= PLAIN_MIN && times.since_plain < PLAIN_EVERY;
         let worth = Worth { saved: times.plain / sequences.max(1) as f64, cost: times.each() };
         is_known.then_some(worth)
     }
 
-    /// Number of tokens that may be proposed in a step that several sequences wait for: they make it
-    /// longer by at most a quarter, or up to the duration `target` that every step may have.
-    pub(crate) fn room(&self, sequences: usize, target: Option<Duration>) -> usize {
-        let times = &self.0[StepTimes::class(sequences)];
+    /// The time in seconds by which proposals may make a step longer that several sequences wait for:
+    /// a quarter of its duration, or more up to the duration `target` that every step may have.
+    pub(crate) fn spare(&self, sequences: usize, target: Option<Duration>) -> f64 {
+        let times = &self.0[class(sequences)];
         let target = target.map_or(0.0, |target| target.as_secs_f64() - times.plain);
-        ((LONGER * times.plain).max(target) / times.each()) as usize
+        (LONGER * times.plain).max(target)
+    }
+
+    /// Number of tokens that may be proposed in this time.
+    pub(crate) fn room(&self, sequences: usize, spare: f64) -> usize {
+        (spare / self.0[class(sequences)].each()) as usize
     }
 }
 
@@ -195,10 +201,11 @@ mod tests {
         let mut times = StepTimes::default();
         (0..10).for_each(|_| times.note(4, 0, ms(10.0)));
         (0..100).for_each(|_| times.note(4, 10, ms(15.0)));
-        assert!((4..=6).contains(&times.room(4, None)), "{}", times.room(4, None));
-        let room = times.room(4, Some(ms(20.0)));
-        assert!((18..=22).contains(&room), "{room}");
-        assert_eq!(times.room(4, Some(ms(5.0))), times.room(4, None));
+        let room = |target| times.room(4, times.spare(4, target));
+        assert!((4..=6).contains(&room(None)), "{}", room(None));
+        let long = room(Some(ms(20.0)));
+        assert!((18..=22).contains(&long), "{long}");
+        assert_eq!(room(Some(ms(5.0))), room(None));
     }
 
     /// Goal: a machine on which proposals become cheap is noticed, and one on which they become dear

@@ -191,7 +191,7 @@ fn others_go_on_while_images_are_encoded_and_computed() {
     assert_eq!(whole.iter().sum::<usize>(), 3, "each in one step: {whole:?}");
     harness.finish();
     assert_eq!(harness.context.stats().images_encoded, 3);
-    assert_eq!(harness.backend.handle().encoding_count(), 9, "three calls for each");
+    assert_eq!(harness.fake.encoding_count(), 9, "three calls for each");
 }
 
 /// Goal: if the encoder fails, the request that waits for this image fails, and no others: not even
@@ -199,7 +199,7 @@ fn others_go_on_while_images_are_encoded_and_computed() {
 #[test]
 fn a_failed_encoding_ends_the_request_that_waits_for_it() {
     let mut harness = harness(4, 64);
-    harness.backend.handle().fail_encodings(1);
+    harness.fake.fail_encodings(1);
     for hash in [1, 1, 2] {
         harness.submit_parts(&[Image(hash, 10, false), Text(vec![1; 3])], 4, |_| {});
     }
@@ -256,7 +256,7 @@ fn stored_images_are_not_encoded() {
             // The text before the image has five positions.
             let loaded = if block_size == 1 && loaded == 4 { 5 } else { loaded };
             let mut harness = harness(block_size, 8);
-            harness.backend.handle().fail_copies(failing);
+            harness.fake.fail_copies(failing);
             let kv = transfers::stored_kv(&tokens[..stored], block_size, 0);
             harness.submit_parts(&prompt, 3, |request| request.stored = Some(kv));
             harness.finish();
@@ -304,7 +304,7 @@ fn an_image_without_pixels_is_loaded_or_fails() {
     let tokens: Vec<u32> = [1; 4].into_iter().chain(images).chain([2; 5]).collect();
     for failing in [0, 1] {
         let mut harness = harness(4, 64);
-        harness.backend.handle().fail_copies(failing);
+        harness.fake.fail_copies(failing);
         let kv = transfers::stored_kv(&tokens, 4, 0);
         harness.submit_parts(&parts, 2, |request| {
             request.stored = Some(kv);
@@ -364,7 +364,7 @@ proptest! {
                     harness.cancel(caller);
                 }
                 3 if which < 20 => { harness.step(true); }
-                4 if which < 20 => harness.backend.handle().fail_encodings(1),
+                4 if which < 20 => harness.fake.fail_encodings(1),
                 _ => { harness.step(false); harness.read(false); }
             }
         }

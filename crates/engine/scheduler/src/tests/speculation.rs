@@ -22,11 +22,17 @@ pub(super) enum Guess {
     Right,
     /// The tokens that follow, up to a wrong one.
     Mixed,
+    /// With a draft model that is the model itself, always.
+    Model,
+    /// With a draft model that is never right, always.
+    WrongModel,
+    /// With a draft model that is sometimes wrong, and the engine's own sources, where they pay.
+    MixedModel,
 }
 
 pub(super) fn guess() -> impl Strategy<Value = Guess> {
     use Guess::*;
-    prop::sample::select(vec![Nothing, Own, OwnAlways, Wrong, Right, Mixed])
+    prop::sample::select(vec![Nothing, Own, OwnAlways, Wrong, Right, Mixed, Model, MixedModel])
 }
 
 impl Guess {
@@ -34,7 +40,10 @@ impl Guess {
         let always = Speculation { adaptive: false, ..Speculation::default() };
         match self {
             Guess::Nothing => Speculation::off(),
-            Guess::Own => Speculation::default(),
+            Guess::Own | Guess::MixedModel => Speculation::default(),
+            Guess::Model | Guess::WrongModel => {
+                Speculation { sources: Some(DraftSources::new(Vec::new)), ..always }
+            }
             Guess::OwnAlways => always,
             Guess::Wrong | Guess::Right | Guess::Mixed => {
                 let make = move || -> Vec<Box<dyn DraftSource>> { vec![Box::new(Guesser(self))] };
@@ -67,7 +76,7 @@ impl DraftSource for Guesser {
     }
 }
 
-fn config(guess: Guess) -> EngineConfig {
+pub(super) fn config(guess: Guess) -> EngineConfig {
     EngineConfig { speculation: guess.speculation(), ..EngineConfig::default() }
 }
 
@@ -114,13 +123,26 @@ fn proposals_may_begin_a_block() {
     assert_eq!(full.1, run(true, Guess::Nothing).1, "blocks that were evicted");
 }
 
+/// Goal: proposals begin although no block of the sequence has room for one, as in blocks of one
+/// position.
+#[test]
+fn blocks_of_one_position_have_proposals() {
+    for guess in [Guess::Right, Guess::Model] {
+        let mut harness = Harness::guessing(1, 400, None, guess, config(guess));
+        harness.submit(prompt(1, 20), 60, None);
+        harness.finish();
+        let stats = harness.context.stats();
+        assert!(stats.accepted_tokens > 30, "{guess:?}: {} accepted", stats.accepted_tokens);
+    }
+}
+
 /// Goal: proposals evict, preempt and delay nothing, and reserve no block that others may need:
 /// with a pool and a step that are just large enough, everything happens as in plain decoding.
 #[test]
 fn proposals_take_only_what_is_left() {
     let run = |guess| {
         let config = EngineConfig { max_batched_tokens: 6, ..config(guess) };
-        let mut harness = Harness::new(4, 25, config);
+        let mut harness = Harness::guessing(4, 25, None, guess, config);
         for seed in 0..4 {
             harness.submit(prompt(seed, 17), 12, None);
         }
@@ -136,7 +158,10 @@ fn proposals_take_only_what_is_left() {
                     .iter()
                     .zip(slices)
                     .any(|(task, slice)| slice.token_count > 1 + task.proposals.len());
-                let has_proposals = plan.tasks.iter().any(|task| !task.proposals.is_empty());
+                let has_proposals = plan.tasks.iter().any(|task| !task.proposals.is_empty())
+                    || !plan.draft.slices.is_empty();
+                let asked = plan.draft.slices.iter().map(|slice| slice.task.count);
+                assert!(plan.batch.tokens.len() + asked.sum::<usize>() <= 6);
                 assert!(!has_prompt || !has_proposals, "a prompt waits for proposals");
             }
             reserved.push(ready(harness.scheduler.audit()).expect("consistent").blocks_reserved);
@@ -145,11 +170,13 @@ fn proposals_take_only_what_is_left() {
         (harness.context.stats(), reserved)
     };
     let (plain, before) = run(Guess::Nothing);
-    let (wrong, after) = run(Guess::Wrong);
-    assert!(wrong.drafts > 0);
-    assert_eq!(before, after, "reserved blocks after each step");
-    assert_eq!((plain.steps, plain.evictions), (wrong.steps, wrong.evictions));
-    assert_eq!(plain.preemptions, wrong.preemptions);
+    for guess in [Guess::Wrong, Guess::WrongModel] {
+        let (wrong, after) = run(guess);
+        assert!(wrong.drafts > 0 && wrong.accepted_tokens == 0);
+        assert_eq!(before, after, "reserved blocks after each step");
+        assert_eq!((plain.steps, plain.evictions), (wrong.steps, wrong.evictions));
+        assert_eq!(plain.preemptions, wrong.preemptions);
+    }
 }
 
 /// Goal: an answer ends at its first stop id, wherever the proposals lie around it.

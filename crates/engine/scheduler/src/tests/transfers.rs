@@ -49,9 +49,24 @@ pub(super) fn block_bytes(prompt: &[u32], block_size: usize) -> Vec<Box<[u8]>> {
 
 /// Stored KV of a prompt's full blocks from `first_block` on.
 pub(super) fn stored_kv(prompt: &[u32], block_size: usize, first_block: usize) -> StoredKv {
+    stored_kv_of_size(prompt, (block_size, 0), first_block)
+}
+
+/// The same in blocks of at least `bytes` bytes, in which a draft model has no part.
+pub(super) fn stored_kv_of_size(
+    prompt: &[u32],
+    (block_size, bytes): (usize, usize),
+    first_block: usize,
+) -> StoredKv {
     let blocks = block_bytes(prompt, block_size).into_iter().skip(first_block);
-    let blocks = blocks.map(Into::into).collect();
-    StoredKv::new(block_size, first_block, blocks)
+    StoredKv::new(block_size, first_block, blocks.map(|block| of_size(&block, bytes)).collect())
+}
+
+/// A block of at least `bytes` bytes.
+fn of_size(block: &[u8], bytes: usize) -> bytes::Bytes {
+    let mut block = block.to_vec();
+    block.resize(block.len().max(bytes), 0xff);
+    block.into()
 }
 
 /// As [`stored_kv`], for a model with a recurrent state whose checkpoints take `checkpoint_blocks`:
@@ -60,6 +75,16 @@ pub(super) fn stored_kv(prompt: &[u32], block_size: usize, first_block: usize) -
 pub(super) fn stored_state(
     prompt: &[u32],
     block_size: usize,
+    first_block: usize,
+    checkpoint_blocks: usize,
+) -> Option<StoredKv> {
+    stored_state_of_size(prompt, (block_size, 0), first_block, checkpoint_blocks)
+}
+
+/// The same in blocks of at least `bytes` bytes, in which a draft model has no part.
+pub(super) fn stored_state_of_size(
+    prompt: &[u32],
+    (block_size, size): (usize, usize),
     first_block: usize,
     checkpoint_blocks: usize,
 ) -> Option<StoredKv> {
@@ -93,7 +118,7 @@ pub(super) fn stored_state(
     let mut bytes = vec![0; checkpoint_blocks * backend.spec().block_bytes];
     backend.read_blocks(&blocks, &mut bytes).expect("it was written");
     kv.extend(bytes.chunks(backend.spec().block_bytes).map(Box::from));
-    let blocks = kv.into_iter().skip(first_block).map(Into::into).collect();
+    let blocks = kv.into_iter().skip(first_block).map(|block| of_size(&block, size)).collect();
     Some(StoredKv::new(block_size, first_block, blocks).with_checkpoint(checkpoint_blocks))
 }
 
@@ -156,6 +181,7 @@ impl Harness {
         for (prompt, first_block, bytes) in all {
             assert!(!bytes.is_empty() && bytes.len().is_multiple_of(spec.block_bytes));
             let expected = block_bytes(prompt, spec.block_size)[*first_block..].concat();
+            let bytes = &super::drafting::model_part(bytes, spec);
             assert!(expected.starts_with(bytes), "a save of {prompt:?} from {first_block}");
         }
     }
@@ -205,7 +231,7 @@ fn loads_continue_what_is_cached() {
 fn a_failed_load_is_computed() {
     let mut harness = Harness::new(4, 64, EngineConfig::default());
     let prompt = group_prompt(1, 40);
-    harness.backend.handle().fail_copies(1);
+    harness.fake.fail_copies(1);
     harness.submit_stored(prompt.clone(), 4, stored_kv(&prompt, 4, 0));
     harness.finish();
     let gauges = &harness.context.gauges;
@@ -223,7 +249,7 @@ fn a_step_computes_what_follows_its_loads() {
         let mut harness = Harness::new(4, 64, config);
         // The others come while its step is in flight, so that they begin in one step.
         harness.submit(group_prompt(3, 5), 1, None);
-        harness.backend.handle().fail_copies(failing);
+        harness.fake.fail_copies(failing);
         let stored = stored_kv(&prompts[0], 4, 0);
         harness.submit_stored(prompts[0].clone(), 1, stored);
         harness.submit(prompts[1].clone(), 1, None);
@@ -305,7 +331,7 @@ fn failed_saves_yield_nothing() {
     harness.save(group_prompt(2, 40), 0);
     harness.save(prompt.clone(), 10);
     assert!(harness.in_flight.is_none(), "there is nothing to copy");
-    harness.backend.handle().fail_copies(1);
+    harness.fake.fail_copies(1);
     harness.save(prompt, 0);
     harness.finish();
     assert!(harness.saves.lock().expect("no panic").is_empty());
@@ -379,7 +405,7 @@ fn stored_kv_needs_a_checkpoint() {
         let refused = harness.context.submit(0, request, 0, 0, harness.now).map(|_| ());
         assert!(matches!(refused, Err(EngineError::InvalidParameter { .. })), "{refused:?}");
     }
-    harness.backend.handle().fail_copies(1);
+    harness.fake.fail_copies(1);
     let stored = stored_state(&prompt, 4, 0, 3).expect("full blocks");
     harness.submit_stored(prompt, 2, stored);
     harness.finish();

@@ -21,6 +21,9 @@ pub struct CpuOptions {
     pub block_size: usize,
     /// Size of the KV store.
     pub kv_budget: KvBudget,
+    /// Number of bytes that are kept elsewhere for each block, and are a part of `kv_budget`: those of
+    /// a draft model.
+    pub other_block_bytes: usize,
     /// Maximum number of running sequences with a state, at least 1. Sequences have a state if the
     /// model has recurrent layers, or with [`WindowKv::States`]. Each state occupies a slot, which
     /// takes memory when it is first used.
@@ -52,6 +55,7 @@ impl Default for CpuOptions {
         Self {
             block_size: DEFAULT_BLOCK_SIZE,
             kv_budget: KvBudget::Auto,
+            other_block_bytes: 0,
             state_slots: 64,
             window_kv: WindowKv::default(),
             step_tokens: DEFAULT_STEP_TOKENS,
@@ -108,6 +112,11 @@ impl CpuOptions {
             }
             spec => Ok(spec),
         }
+    }
+
+    /// Number of bytes of the budget that a block takes.
+    pub(super) fn block_bytes(&self, shape: &KvShape) -> usize {
+        shape.block_bytes().saturating_add(self.other_block_bytes)
     }
 
     /// The memory budget of the KV store. The states need `state_bytes` bytes in addition when all

@@ -1,21 +1,28 @@
 //! The flags of speculative decoding.
 
 use clap::{Args, ValueEnum};
-use stolon::Speculation;
+use stolon::{EngineBuilder, Speculation};
 
 /// Whether and how tokens of answers are guessed.
-#[derive(Clone, Copy, Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct SpeculationArgs {
     /// Whether several tokens of an answer may be computed in one forward pass
     ///
-    /// With auto, tokens are guessed from other answers, from the prompt and from grammars, where
-    /// that saves time (speculative decoding). Answers stay the same. Has no effect on GPUs.
+    /// With auto, tokens are guessed from other answers, from the prompt, from grammars and by a
+    /// --draft-model, where that saves time (speculative decoding). Answers stay the same. Has no effect on GPUs.
     #[arg(long, default_value = "auto", value_name = "MODE")]
     speculation: Mode,
     /// Maximum number of tokens that are guessed at once, from 1 to 32
     #[arg(long, visible_alias = "num-speculative-tokens", default_value_t = 8)]
     #[arg(value_name = "TOKENS", value_parser = clap::value_parser!(u8).range(1..=32))]
     speculation_tokens: u8,
+    /// A smaller model with the same vocabulary that guesses tokens of answers, given as for --model
+    ///
+    /// The model verifies the guesses, so answers stay the same. Nothing is guessed where that does
+    /// not save time. The weights need memory in addition to the model's, and --kv-memory is divided
+    /// between both. Models with recurrent layers cannot guess. Not on GPUs.
+    #[arg(long, value_name = "MODEL")]
+    draft_model: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -27,13 +34,18 @@ enum Mode {
 }
 
 impl SpeculationArgs {
-    pub(super) fn speculation(self) -> Speculation {
-        match self.speculation {
+    pub(super) fn apply(&self, builder: EngineBuilder) -> EngineBuilder {
+        let speculation = match self.speculation {
             Mode::Off => Speculation::off(),
             Mode::Auto => {
                 let max_tokens = self.speculation_tokens.into();
                 Speculation { max_tokens, ..Speculation::default() }
             }
+        };
+        let builder = builder.speculation(speculation);
+        match &self.draft_model {
+            Some(model) => builder.draft_model(model),
+            None => builder,
         }
     }
 }

@@ -382,6 +382,14 @@ fn steps(out: &mut Output<'_>, stats: &EngineStats) -> fmt::Result {
     out.counter("spec_decode_num_draft_tokens", help, stats.drafted_tokens)?;
     let help = "Proposed tokens that were accepted, because they were the tokens of the answer.";
     out.counter("spec_decode_num_accepted_tokens", help, stats.accepted_tokens)?;
+    let help = "Tokens of a draft model. Event proposed and accepted: those of the numbers above that it \
+                has guessed; computed: tokens of prompts and answers that it has computed before.";
+    let events = [
+        ("proposed", stats.model_drafted_tokens),
+        ("accepted", stats.model_accepted_tokens),
+        ("computed", stats.model_computed_tokens),
+    ];
+    out.counters("spec_decode_draft_model_tokens", help, "event", &events)?;
     out.counter("engine_steps_failed", "Forward passes that failed.", stats.steps_failed)?;
     out.counter("engine_restarts", "Restarts of the engine after a failure.", stats.restarts)
 }

@@ -43,6 +43,8 @@ class EngineOptions(TypedDict, total=False):
     chat_template: str
     """Source of a Jinja template in place of the model's."""
     default_max_tokens: int
+    draft_model: str
+    """A smaller model with the same vocabulary, which guesses tokens of answers."""
     encoder_cache_bytes: int
     eviction_policy: str
     history_bytes: int
