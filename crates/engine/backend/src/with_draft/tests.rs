@@ -66,6 +66,20 @@ fn only_what_is_missing_is_computed() {
     assert_eq!((&again, computed), (&guesses, 1));
 }
 
+/// Goal: positions after a rejected guess are computed again, also where the token that was guessed
+/// there comes after another one.
+#[test]
+fn what_follows_a_rejected_guess_is_not_used() {
+    let mut backend = pair();
+    let mut tokens: Vec<u32> = (0..9).collect();
+    let (guesses, _) = draft(&mut backend, &[task(&tokens, 0..6, 6)], 100);
+    tokens.push((guesses[0][0] + 1) % VOCAB_SIZE as u32);
+    draft(&mut backend, &[task(&tokens, 0..6, 1)], 100);
+    tokens.extend(&guesses[0][1..4]);
+    let (guesses, computed) = draft(&mut backend, &[task(&tokens, 0..6, 4)], 100);
+    assert_eq!((&guesses[0], computed), (&follow(&tokens, 4), 3));
+}
+
 /// Goal: a long prompt is computed in parts, or not at all if too many tokens are missing, and then
 /// nothing is guessed.
 #[test]
