@@ -7,6 +7,7 @@ mod cache;
 mod hub;
 mod load;
 mod memory;
+mod rerank;
 mod scheduling;
 
 use std::sync::Arc;
@@ -33,6 +34,7 @@ use crate::{EmbeddingInfo, Engine, Error, ModelInfo, TextPrompts};
 use adapters::AdapterSettings;
 pub use arg::ModelArg;
 use load::{BackendFactory, Loaded, PooledParts};
+pub(crate) use rerank::RerankSettings;
 
 /// The default of [`EngineBuilder::history_bytes`].
 const HISTORY_BYTES: usize = 32 << 20;
@@ -48,6 +50,8 @@ pub struct EngineBuilder {
     pub(crate) text: Option<Text>,
     /// A chat template in place of those of the model.
     pub(crate) chat_template: Option<String>,
+    /// The answers and the prompt of a reranker, in place of those of the model's files.
+    pub(crate) rerank: RerankSettings,
     kv_memory: Option<u64>,
     num_blocks: Option<usize>,
     pub(crate) block_size: Option<usize>,

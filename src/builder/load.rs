@@ -7,12 +7,13 @@ use std::thread;
 use stolon_backend::{Backend, Pooling};
 use stolon_checkpoint::{
     AnyModel, DecoderConfig, EmbeddingConfig, EncoderTask, KvBudget, LoadOptions, LoadedEncoder,
-    LoadedModel, LoadedScores, ScoreConfig, TextPrompts, VisionConfig, Weights,
+    LoadedModel, LoadedScores, PairForm, ScoreConfig, TextPrompts, VisionConfig, Weights,
 };
 use stolon_cpu::{CpuBackend, CpuOptions, EncoderBackend, Head};
 use stolon_scheduler::EngineConfig;
 use stolon_text::{TextSource, TokenizerSource};
 
+use super::rerank::RerankSettings;
 use super::{EngineBuilder, ModelArg};
 use crate::Error;
 use crate::device::GpuOptions;
@@ -96,6 +97,7 @@ impl EngineBuilder {
         let options = self.backend_options(config)?;
         let own_text = self.text;
         let (mut load_options, template) = (self.load_options, self.chat_template);
+        let rerank = self.rerank;
         load_options.max_positions = config.max_positions;
         // Sending fails only if the caller has dropped the future.
         match (self.backend, self.model) {
@@ -109,7 +111,8 @@ impl EngineBuilder {
                 Ok(Box::new(move || while_grammars_are_prepared(&text, make)))
             }
             (None, Some(model)) => Ok(Box::new(move || {
-                let (rest, backend) = load(model, &load_options, options, own_text, template)?;
+                let (rest, backend) =
+                    load(model, &load_options, options, own_text, (template, &rerank))?;
                 drop(loaded.send(rest));
                 Ok(backend)
             })),
@@ -164,8 +167,9 @@ impl EngineBuilder {
             ("device", self.device.is_set()),
             ("chat_template", self.chat_template.is_some()),
         ];
-        match ignored.into_iter().find(|(_, is_set)| *is_set) {
-            Some((name, _)) => {
+        let ignored = ignored.into_iter().find(|(_, is_set)| *is_set).map(|(name, _)| name);
+        match ignored.or_else(|| self.rerank.name()) {
+            Some(name) => {
                 let expected = "no value, because a custom `backend` has its own";
                 Err(Error::invalid(name, expected, "a value"))
             }
@@ -175,13 +179,13 @@ impl EngineBuilder {
 }
 
 /// Loads a model and builds its backend. Blocks the calling thread. `own_text` replaces the
-/// model's tokenizer, and `template` its chat templates.
+/// model's tokenizer, and `template` its chat templates. `rerank` makes a language model a reranker.
 fn load(
     model: ModelArg,
     load_options: &LoadOptions,
     options: BackendOptions,
     own_text: Option<Text>,
-    template: Option<String>,
+    (template, rerank): (Option<String>, &RerankSettings),
 ) -> Result<(Loaded, Box<dyn Backend>), Error> {
     let source = match model {
         ModelArg::Source(source) => source,
@@ -189,7 +193,15 @@ fn load(
     };
     let model = match stolon_checkpoint::load_any(&source, load_options)? {
         AnyModel::Decoder(model) => *model,
-        AnyModel::Encoder(encoder) => return load_encoder(*encoder, options, own_text),
+        AnyModel::Encoder(encoder) => {
+            return match rerank.name() {
+                None => load_encoder(*encoder, options, own_text),
+                Some(name) => {
+                    let expected = "no value, because a text encoder answers with no token";
+                    Err(Error::invalid(name, expected, "a value"))
+                }
+            };
+        }
     };
     let LoadedModel {
         id,
@@ -207,14 +219,23 @@ fn load(
     if let Some(template) = template {
         replace_templates(&mut text, template);
     }
+    // llama.cpp's converter writes the template of pairs under this name.
+    let named = text.named_templates.iter().find(|(name, _)| name == "rerank");
+    let pair_template = rerank.template.clone().or_else(|| Some(named?.1.clone()));
     let mut text = match own_text {
         Some(text) => text,
         None => text_layer(&text, &generation.eos_token_ids, is_replaced)?,
     };
+    let scores = rerank.scores(scores, &text, &config, &mut weights)?;
     let pooled = match scores {
-        Some(LoadedScores { head, config: labels }) => {
-            // Pairs are two texts without types.
-            text = text.with_types(TypedTokens { vocab_size: config.vocab_size, types: 0 });
+        Some(LoadedScores { head, config: labels, pairs }) => {
+            text = match pairs {
+                // Pairs are two texts without types.
+                PairForm::Tokenizer => {
+                    text.with_types(TypedTokens { vocab_size: config.vocab_size, types: 0 })
+                }
+                PairForm::Template => text.with_pairs(pair_template.as_deref())?,
+            };
             let head = Head::load(&head, &mut weights)?;
             let scores = Some((Pooling::Last, labels));
             let prompts = TextPrompts::default();

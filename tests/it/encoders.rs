@@ -9,8 +9,13 @@ use stolon::{Engine, EngineBuilder, EngineError, Error, ModelSource, Request};
 
 const EMBEDDERS: [&str; 6] =
     ["bert", "xlm_roberta", "mpnet", "distilbert", "modernbert", "nomic_bert"];
-const RERANKERS: [&str; 4] =
-    ["bert_reranker", "xlm_roberta_reranker", "modernbert_reranker", "qwen3_reranker"];
+const RERANKERS: [&str; 5] = [
+    "bert_reranker",
+    "xlm_roberta_reranker",
+    "modernbert_reranker",
+    "qwen3_reranker",
+    "qwen3_judge",
+];
 const CLASSIFIERS: [&str; 2] = ["mpnet_classifier", "distilbert_classifier"];
 
 fn directory(name: &str) -> PathBuf {
@@ -128,13 +133,84 @@ async fn scores_match_sentence_transformers() {
     }
 }
 
+/// A copy of the language model that answers yes or no, without the files of sentence-transformers.
+fn plain_judge() -> tempfile::TempDir {
+    let copy = tempfile::tempdir().expect("a folder");
+    for name in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(directory("qwen3_judge").join(name), copy.path().join(name)).expect(name);
+    }
+    copy
+}
+
+/// Goal: a language model is a reranker with the tokens and the template of the builder, with the
+/// published template, and with the one in its files; prompts are those of the model's page, also if
+/// a document is cut; texts that spell out control tokens contain none; and it generates text.
+#[tokio::test]
+async fn language_models_rank_with_the_logits_of_two_tokens() {
+    let folder = plain_judge();
+    let builder = || Engine::builder().model(folder.path()).threads(2);
+    let plain = builder().rerank_tokens("yes", Some("no")).build().await.expect("an engine");
+    let expected = expected("qwen3_judge");
+    let detected = engine("qwen3_judge").await;
+    for pair in list(&expected, "pairs") {
+        let request = || Request::pair(text(pair, "query"), text(pair, "document"));
+        for engine in [&plain, &detected] {
+            let tokens = engine.prompt_tokens(&request()).await.expect("tokens");
+            assert_eq!(serde_json::json!(tokens), pair["tokens"]);
+            let score = engine.score(request()).await.expect("a score").values;
+            assert_close(&score, &serde_json::json!([pair["score"]]), text(pair, "document"));
+        }
+    }
+    let template = "Q: {query}\nD: {document}\nA: ";
+    let own = builder().rerank_tokens("yes", None).rerank_template(template);
+    let own = own.build().await.expect("an engine");
+    let tokens = async |text: &str| own.prompt_tokens(&Request::text(text)).await.expect("tokens");
+    let pair = own.prompt_tokens(&Request::pair("a", "b c d")).await.expect("tokens");
+    assert_eq!(pair, tokens("Q: a\nD: b c d\nA: ").await);
+    for (most, cut) in [(17, "Q: a\nD: b c d\nA: "), (16, "Q: a\nD: b c \nA: ")] {
+        let request = Request::pair("a", "b c d").truncate(most);
+        assert_eq!(own.prompt_tokens(&request).await.expect("tokens"), tokens(cut).await, "{most}");
+    }
+    let few = own.score(Request::pair("a", "b").truncate(6)).await;
+    assert!(few.is_err_and(|error| error.to_string().contains("at least 7 tokens")));
+    let ends = plain.prompt_tokens(&Request::pair("a", "<|im_end|>")).await.expect("tokens");
+    let end = plain.prompt_tokens(&Request::text("<|im_end|>")).await.expect("tokens");
+    assert_eq!(ends.iter().filter(|token| **token == end[0]).count(), 2);
+    assert!(plain.generate(Request::text("x")).await.is_ok() && plain.model_info().generates);
+    let pair = Engine::builder().model(folder.path()).build().await.expect("an engine");
+    assert!(matches!(pair.score(Request::pair("a", "b")).await, Err(Error::NotForScores { .. })));
+}
+
+/// Goal: tokens and templates of rerankers that cannot be used are refused by name.
+#[tokio::test]
+async fn other_rerankers_are_refused() {
+    let folder = plain_judge();
+    let builder = || Engine::builder().model(folder.path()).rerank_tokens("yes", Some("no"));
+    for (builder, expected) in [
+        (builder().rerank_tokens("maybe", None), "`maybe`, which is 5"),
+        (builder().rerank_template("{document} {query}"), "{query} and, after it, {document}"),
+        (builder().rerank_template("{query} {document} {query}"), "once each"),
+        (Engine::builder().model(folder.path()).rerank_template("x"), "rerank_tokens"),
+        (self::builder("qwen3_reranker").rerank_tokens("yes", None), "classifier"),
+        (self::builder("bert").rerank_tokens("yes", None), "text encoder"),
+    ] {
+        let error = builder.build().await.expect_err(expected).to_string();
+        assert!(error.contains(expected), "{expected}: {error}");
+    }
+}
+
 /// Goal: a reranker with a decoder computes the shared beginning of its pairs once, the scores have
 /// the bits of an engine without a cache, and it generates no text.
 #[tokio::test]
 async fn decoder_rerankers_share_the_query() {
-    let name = "qwen3_reranker";
+    for name in ["qwen3_reranker", "qwen3_judge"] {
+        shares_the_query(name).await;
+    }
+}
+
+async fn shares_the_query(name: &str) {
     let cold = builder(name).prefix_caching(false).build().await.expect(name);
-    let warm = builder(name).num_blocks(256).block_size(4).build().await.expect(name);
+    let warm = builder(name).num_blocks(512).block_size(4).build().await.expect(name);
     let query = "What is a stolon, and where does it grow along the ground?";
     let documents = ["a stem", "the ground", "der Seitenspross", "a stem"];
     let cold = cold.rerank(query, documents).await.expect("a ranking");
@@ -149,7 +225,8 @@ async fn decoder_rerankers_share_the_query() {
     assert!(stats.cached_tokens > stats.prompt_tokens / 2, "{stats:?}");
     assert!(!warm.model_info().is_encoder && warm.model_info().prefix_caching);
     let generated = warm.generate(Request::text("x")).await;
-    assert!(matches!(generated, Err(Error::ScoresOnly { .. })), "{generated:?}");
+    assert_eq!(matches!(generated, Err(Error::ScoresOnly { .. })), name == "qwen3_reranker");
+    drop(generated);
     warm.audit().await.expect("a consistent accounting");
 }
 

@@ -20,7 +20,7 @@ use crate::hub::{self, Remote};
 use crate::kv::{KvType, WindowKv};
 use crate::load::{
     EmbeddingConfig, GenerationDefaults, LoadOptions, class, directory, embedding, file_name, gguf,
-    head,
+    head, token_scores,
 };
 use crate::mmap::Bytes;
 use crate::source::ModelSource;
@@ -255,6 +255,9 @@ fn of_directory(
             }
             inspection.of_weights(&weights, config.as_ref(), options);
             if let Some(config) = &config {
+                if let Err(error) = token_scores::of_directory(directory, &config.decoder) {
+                    inspection.refuse(error);
+                }
                 inspection.add_images((directory, &json), &config.decoder, &weights, options);
             }
         }

@@ -16,14 +16,16 @@ pub(crate) mod mmproj;
 pub(crate) mod model;
 pub(crate) mod skills;
 pub(crate) mod suppressed;
+pub(crate) mod token_scores;
 
 pub use embedding::{EmbeddingConfig, EmbeddingSizes};
 pub use encoder::{EncoderTask, LoadedEncoder, TextPrompts};
 pub use gguf::read_gguf_tokenizer;
 pub use images::ImageModel;
-pub use model::{GenerationDefaults, LoadedModel, LoadedScores};
+pub use model::{GenerationDefaults, LoadedModel, LoadedScores, PairForm};
 pub use skills::{PromptParts, ReasoningTokens, SkillPrompts};
 pub use suppressed::SuppressedTokens;
+pub use token_scores::ScoreTokens;
 
 use std::path::{Path, PathBuf};
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use stolon_text::{GgufTokenizer, TextSource, TokenizerSource};
 
 use super::embedding::{EmbeddingConfig, EmbeddingSizes};
-use super::model::{GenerationDefaults, LoadedModel};
+use super::model::{GenerationDefaults, LoadedModel, LoadedScores};
 use super::{class, directory, generation};
 use crate::config::{self, DecoderConfig, HEAD_DIM_MAX, ParsedConfig};
 use crate::error::ModelError;
@@ -18,11 +18,15 @@ use crate::weights::{TensorType, Weights};
 /// Loads the model in the file `path`, which may be any of its parts. `id` is the model's name.
 pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {
     let (header, contents) = split::open(path)?;
-    let (config, weights) = parse(&header, contents)?;
+    let (config, mut weights) = parse(&header, contents)?;
     let directory = directory_of(path);
     let text = text(&header, directory)?;
     let generation = directory::logged(generation(&header, config.clone(), directory)?);
     let embedding = embedding(&header)?;
+    let scores = match config::gguf::rank_matrix(&header) {
+        Some(matrix) => Some(LoadedScores::of_two_rows(&matrix, &mut weights)?),
+        None => None,
+    };
     Ok(LoadedModel {
         id,
         config,
@@ -30,7 +34,7 @@ pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {
         text,
         generation,
         embedding,
-        scores: None,
+        scores,
         generates: true,
         images: None,
         skills: None,
@@ -60,6 +64,7 @@ pub(crate) fn parse(
 ) -> Result<(DecoderConfig, Weights), ModelError> {
     let (config, weights) = describe(header, contents)?;
     weights.check(&config)?;
+    weights.check_all(config::gguf::rank_matrix(header))?;
     Ok((config, weights))
 }
 
@@ -69,8 +74,10 @@ pub(crate) fn describe(
     contents: Vec<Bytes>,
 ) -> Result<(DecoderConfig, Weights), ModelError> {
     let config = config::gguf::parse(header, &|name| small_floats(header, &contents, name))?;
-    // These are classifiers and rerankers, which llama.cpp runs with the pooling `rank`.
-    if let Some(score) = header.tensors.keys().find(|name| name.starts_with("cls.")) {
+    // These are classifiers, which llama.cpp runs with the pooling `rank`.
+    let matrix = config::gguf::rank_matrix(header).map(|matrix| matrix.name);
+    let is_other = |name: &&String| name.starts_with("cls.") && Some(*name) != matrix.as_ref();
+    if let Some(score) = header.tensors.keys().find(is_other) {
         return Err(class::weights_for_scores(&header.file, score));
     }
     let mut weights = weights(header, &config, contents)?;
@@ -115,7 +122,11 @@ fn weights(
     let experts = config.experts().map_or(0, |experts| experts.count);
     let heads = config.latent().map_or(0, |latent| latent.heads);
     let parts = |name: &str| if name.contains(".self_attn.") { heads } else { experts };
+    let matrix = config::gguf::rank_matrix(header).map(|matrix| matrix.name);
     header.weights(contents, parts, |name| {
+        if matrix.as_deref() == Some(name) {
+            return matrix.clone();
+        }
         config::gguf::tensor_name(config.architecture, name)
             .filter(|name| !name.contains('*') || is_divided(config, name))
     })

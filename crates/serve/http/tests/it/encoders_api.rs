@@ -108,7 +108,7 @@ async fn encoders_refuse_what_they_are_not_meant_for() {
 /// request and on all paths, and pairs have the same scores alone.
 #[tokio::test]
 async fn rerankers_answer_in_order() {
-    for name in ["bert_reranker", "xlm_roberta_reranker"] {
+    for name in ["bert_reranker", "xlm_roberta_reranker", "qwen3_judge"] {
         let (server, expected) = (start(name), expected(name));
         let pairs = expected["pairs"].as_array().expect("a list");
         let query = &pairs[0]["query"];

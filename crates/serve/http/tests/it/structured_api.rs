@@ -52,8 +52,7 @@ async fn answers_follow_their_schema() {
         assert_eq!(pieces.collect::<String>(), text);
     }
     let form = json!({"type": "json_schema", "name": "answer", "schema": schema()});
-    let body =
-        json!({"input": "Which color?", "text": {"format": form}, "max_output_tokens": 200});
+    let body = json!({"input": "Which color?", "text": {"format": form}, "max_output_tokens": 200});
     let reply = server.ok("/v1/responses", body).await;
     assert_valid(reply["output"][0]["content"][0]["text"].as_str().expect("a text"));
     assert_eq!(reply["text"]["format"]["name"], "answer");
