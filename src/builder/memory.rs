@@ -30,9 +30,10 @@ impl EngineBuilder {
         let weight_type = self.weights.unwrap_or_default();
         let options = InspectOptions { load, weight_type, kv_type, window_kv };
         let inspection = inspect(&source, &options)?;
-        let Some(memory) = inspection.memory else {
+        let Some(memory) = inspection.memory.filter(|memory| memory.kv_per_token > 0) else {
             // A text encoder, which has no KV cache.
-            return Ok(inspection.tensors.iter().map(|tensor| tensor.bytes).sum());
+            let stored = || inspection.tensors.iter().map(|tensor| tensor.bytes).sum();
+            return Ok(inspection.memory.map_or_else(stored, |memory| memory.weights));
         };
         let kv = match (self.num_blocks, self.kv_memory) {
             (Some(count), _) => {

@@ -7,8 +7,8 @@ use futures::future::join_all;
 use serde_json::Value;
 use stolon::{Engine, EngineBuilder, EngineError, Error, ModelSource, Request};
 
-const EMBEDDERS: [&str; 6] =
-    ["bert", "xlm_roberta", "mpnet", "distilbert", "modernbert", "nomic_bert"];
+const EMBEDDERS: [&str; 7] =
+    ["bert", "xlm_roberta", "mpnet", "distilbert", "modernbert", "nomic_bert", "jina_bert"];
 const RERANKERS: [&str; 5] = [
     "bert_reranker",
     "xlm_roberta_reranker",
@@ -45,12 +45,17 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
 
 #[track_caller]
 fn assert_close(values: &[f32], expected: &Value, what: &str) {
+    assert_within(values, expected, what, 4e-6);
+}
+
+#[track_caller]
+fn assert_within(values: &[f32], expected: &Value, what: &str, tolerance: f32) {
     let expected = expected.as_array().expect("a list").iter();
     let expected: Vec<f32> = expected.map(|v| v.as_f64().expect("a number") as f32).collect();
     assert_eq!(values.len(), expected.len(), "{what}");
     let largest = expected.iter().fold(1.0, |most: f32, value| most.max(value.abs()));
     let difference = values.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    assert!(difference < 4e-6 * largest, "{what}: {difference}: {values:?}, expected {expected:?}");
+    assert!(difference < tolerance * largest, "{what}: {difference}: {values:?}, expected {expected:?}");
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -130,6 +135,46 @@ async fn scores_match_sentence_transformers() {
         assert!(!list(&expected, "texts").is_empty());
         let ranked = engine.rerank("x", ["y"]).await;
         assert!(matches!(ranked, Err(Error::NotForScores { .. })), "{ranked:?}");
+    }
+}
+
+/// Goal: GGUF files, with matrices of every type, have the tokens, embeddings and scores that
+/// sentence-transformers computes with the weights in the file.
+#[tokio::test]
+async fn gguf_files_match_sentence_transformers() {
+    for (name, tolerance) in [
+        ("bert-F32", 4e-6),
+        ("xlm_roberta-F32", 4e-6),
+        ("modernbert-F32", 4e-6),
+        ("nomic_bert-F32", 4e-6),
+        ("jina_bert-F32", 4e-6),
+        ("xlm_roberta_reranker-F32", 4e-6),
+        ("modernbert_reranker-F32", 4e-6),
+        // Keys and values, and for Q8_0 the inputs of products, are rounded as the weights are.
+        ("bert-F16", 5e-3),
+        ("bert-Q8_0", 2e-2),
+    ] {
+        let file = stolon_fixtures::path("gguf_encoders").join(format!("{name}.gguf"));
+        let expected = std::fs::read_to_string(file.with_extension("json")).expect("a fixture");
+        let expected: Value = serde_json::from_str(&expected).expect("JSON");
+        let engine = Engine::builder().model(file).threads(2).build().await.expect(name);
+        assert!(engine.model_info().is_encoder);
+        let mut count = 0;
+        for case in list(&expected, "texts") {
+            let tokens = engine.prompt_tokens(&Request::text(text(case, "text"))).await;
+            assert_eq!(serde_json::json!(tokens.expect("tokens")), case["tokens"], "{name}");
+            let embedding = engine.embed(Request::text(text(case, "text")), None).await;
+            let values = embedding.expect("an embedding").values;
+            assert_within(&values, &case["embedding"], name, tolerance);
+            count += 1;
+        }
+        for pair in list(&expected, "pairs") {
+            let request = Request::pair(text(pair, "query"), text(pair, "document"));
+            let scores = engine.score(request.truncate(128)).await.expect("scores").values;
+            assert_within(&scores, &serde_json::json!([pair["score"]]), name, tolerance);
+            count += 1;
+        }
+        assert!(count >= 4, "{name}");
     }
 }
 

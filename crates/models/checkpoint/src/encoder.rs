@@ -3,17 +3,19 @@
 //! [`EncoderConfig`] is one description for all families (BERT, RoBERTa, MPNet, ModernBERT and so
 //! on). The forward pass reads it and never branches on the family. A family is a row of
 //! `families.rs`: the names of its classes, and the names of the modules in its files. `hf.rs` reads
-//! `config.json`, and `weights.rs` lists the tensors.
+//! `config.json`, `gguf.rs` the metadata of a GGUF file, and `weights.rs` lists the tensors.
 //!
 //! An encoder has no output matrix and no KV cache. What becomes of its hidden states is described
 //! by [`EmbeddingConfig`](crate::EmbeddingConfig) and [`HeadConfig`].
 
 mod families;
+mod gguf;
 mod head;
 mod hf;
 mod weights;
 
-pub use families::EncoderFamily;
+pub use families::{EncoderFamily, TensorNames};
+pub(crate) use gguf::{family as gguf_family, parse as parse_gguf, prefix as gguf_prefix};
 pub(crate) use head::is_classifier;
 pub use head::{HeadActivation, HeadConfig, HeadLayer, ScoreActivation, ScoreConfig};
 pub(crate) use hf::{family, parse};
@@ -31,6 +33,8 @@ const POSITIONS_MAX: usize = 1 << 17;
 pub struct EncoderConfig {
     /// The family. It is used only for names; the forward pass does not branch on it.
     pub family: EncoderFamily,
+    /// Whose names the tensors have.
+    pub names: TensorNames,
     /// What the names of all tensors begin with: the name of the encoder within a larger model, or
     /// nothing.
     pub prefix: String,
@@ -63,8 +67,10 @@ pub struct EncoderConfig {
     pub inner_size: usize,
     /// The function of the inner features.
     pub activation: EncoderActivation,
-    /// Whether the projections of the MLPs have biases.
-    pub mlp_bias: bool,
+    /// Whether the projections to the inner features, and to their gates, have biases.
+    pub inner_bias: bool,
+    /// Whether the projections of the inner features have biases.
+    pub down_bias: bool,
     /// The layers.
     pub layers: Vec<EncoderLayer>,
 }

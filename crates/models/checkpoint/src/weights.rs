@@ -72,6 +72,11 @@ impl Weights {
         Self { origin: origin.into(), regions: Vec::new(), tensors: HashMap::new() }
     }
 
+    /// The file or directory of the weights, for errors.
+    pub(crate) fn origin(&self) -> &str {
+        &self.origin
+    }
+
     /// Maps the safetensors files of a model directory: `model.safetensors`, or the files that
     /// `model.safetensors.index.json` lists.
     pub(crate) fn open_directory(directory: &Path) -> Result<Self, ModelError> {

@@ -30,7 +30,7 @@ use super::{
 use crate::error::{ModelError, quoted};
 use crate::gguf::{Header, Value};
 pub(crate) use encoder::{EncoderKind, encoder, encoder_tensor_name, largest_edge, pixels};
-use metadata::Metadata;
+pub(crate) use metadata::Metadata;
 pub(crate) use names::tensor_name;
 
 /// Reads the content of a small tensor of F32 values, if the file has it.
@@ -58,8 +58,8 @@ pub(crate) fn pooling(header: &Header) -> Result<Option<Pooling>, ModelError> {
 pub(crate) fn rank_matrix(header: &Header) -> Option<TensorSpec> {
     const NAME: &str = "cls.output.weight";
     let shape = header.tensors.get(NAME)?.shape.clone();
-    let is_pair = shape.len() == 2 && shape[0] == 2;
-    is_pair.then(|| TensorSpec { name: NAME.to_owned(), shape, role: TensorRole::Matrix })
+    let width = header.tensors.get("token_embd.weight")?.shape.get(1)?;
+    (shape == [2, *width]).then(|| TensorSpec { name: NAME.to_owned(), shape, role: TensorRole::Matrix })
 }
 
 /// Parses the configuration from `header`. `tensors` reads the divisors of rotary embeddings.

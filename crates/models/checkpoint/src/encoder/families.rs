@@ -15,6 +15,8 @@ pub enum EncoderFamily {
     ModernBert,
     /// Nomic BERT: nomic-embed-text-v1 and v1.5.
     NomicBert,
+    /// JinaBERT, with ALiBi: jina-embeddings-v2.
+    JinaBert,
 }
 
 /// The names of a family's modules. Names of layers begin after `layer`, in which `{}` is the
@@ -109,7 +111,68 @@ const NOMIC: ModuleNames = ModuleNames {
     ..BERT
 };
 
+/// The names of llama.cpp for models with norms after attention and after the MLP. Its files of
+/// RoBERTa and DistilBERT have them, too.
+const GGUF: ModuleNames = ModuleNames {
+    tokens: "token_embd",
+    positions: "position_embd",
+    token_types: "token_types",
+    embedding_norm: "token_embd_norm",
+    layer: "blk.{}.",
+    qkv: ["attn_q", "attn_k", "attn_v"],
+    fused_qkv: "attn_qkv",
+    output: "attn_output",
+    attention_norm: "attn_output_norm",
+    gate: "ffn_gate",
+    up: "ffn_up",
+    fused_gate_up: "",
+    down: "ffn_down",
+    mlp_norm: "layer_output_norm",
+    final_norm: "",
+    score_bias: "",
+};
+
+/// The names of llama.cpp for ModernBERT. The combined matrix has the name that the second of its
+/// parts has in other files.
+const GGUF_MODERNBERT: ModuleNames = ModuleNames {
+    attention_norm: "attn_norm",
+    up: "ffn_inner",
+    fused_gate_up: "ffn_up",
+    mlp_norm: "ffn_norm",
+    final_norm: "output_norm",
+    ..GGUF
+};
+
+const JINA: ModuleNames = ModuleNames {
+    gate: "mlp.gate",
+    up: "mlp.up",
+    fused_gate_up: "mlp.gated_layers",
+    down: "mlp.wo",
+    mlp_norm: "mlp.layernorm",
+    ..BERT
+};
+
+/// Whose names the tensors of a model have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorNames {
+    /// The names of the family in transformers.
+    HuggingFace,
+    /// Those of llama.cpp.
+    Gguf,
+}
+
 impl EncoderFamily {
+    /// The family with this `general.architecture` of a GGUF file; `None` if it is not an encoder.
+    pub(crate) fn of_gguf(name: &str) -> Option<Self> {
+        Some(match name {
+            "bert" => Self::Bert,
+            "nomic-bert" => Self::NomicBert,
+            "jina-bert-v2" => Self::JinaBert,
+            "modern-bert" => Self::ModernBert,
+            _ => return None,
+        })
+    }
+
     /// The family of a `model_type` of `config.json`; `None` if it is not an encoder.
     pub(crate) fn of_model_type(name: &str) -> Option<Self> {
         Some(match name {
@@ -133,22 +196,26 @@ impl EncoderFamily {
             Self::DistilBert => "DistilBERT",
             Self::ModernBert => "ModernBERT",
             Self::NomicBert => "Nomic BERT",
+            Self::JinaBert => "JinaBERT",
         }
     }
 
     /// All families.
     pub fn all() -> impl Iterator<Item = Self> {
-        use EncoderFamily::{Bert, DistilBert, ModernBert, MpNet, NomicBert, Roberta};
-        [Bert, Roberta, MpNet, DistilBert, ModernBert, NomicBert].into_iter()
+        use EncoderFamily::{Bert, DistilBert, JinaBert, ModernBert, MpNet, NomicBert, Roberta};
+        [Bert, Roberta, MpNet, DistilBert, ModernBert, NomicBert, JinaBert].into_iter()
     }
 
-    pub(super) fn names(self) -> &'static ModuleNames {
+    pub(super) fn names(self, kind: TensorNames) -> &'static ModuleNames {
         match self {
+            Self::ModernBert if kind == TensorNames::Gguf => &GGUF_MODERNBERT,
+            _ if kind == TensorNames::Gguf => &GGUF,
             Self::Bert | Self::Roberta => &BERT,
             Self::MpNet => &MPNET,
             Self::DistilBert => &DISTILBERT,
             Self::ModernBert => &MODERNBERT,
             Self::NomicBert => &NOMIC,
+            Self::JinaBert => &JINA,
         }
     }
 }

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::{
     EncoderActivation, EncoderConfig, EncoderFamily, EncoderLayer, LearnedPositions, NormOrder,
-    ScoreBias,
+    ScoreBias, TensorNames,
 };
 use crate::config::{Keys, LAYERS_MAX};
 use crate::error::ModelError;
@@ -13,9 +13,15 @@ use crate::error::ModelError;
 const MPNET_BUCKETS: usize = 32;
 const MPNET_DISTANCE: usize = 128;
 
-/// The family of the model with this `config.json`; `None` if it is not an encoder.
+/// The family of the model with this `config.json`; `None` if it is not an encoder. JinaBERT has the
+/// `model_type` of BERT, and its own class.
 pub(crate) fn family(config: &Value) -> Option<EncoderFamily> {
-    EncoderFamily::of_model_type(config.get("model_type")?.as_str()?)
+    let family = EncoderFamily::of_model_type(config.get("model_type")?.as_str()?)?;
+    let class = config["architectures"][0].as_str().unwrap_or_default();
+    match family {
+        EncoderFamily::Bert if class.starts_with("JinaBert") => Some(EncoderFamily::JinaBert),
+        other => Some(other),
+    }
 }
 
 /// Reads the configuration of an encoder. `file` is the name of the file in errors.
@@ -29,7 +35,7 @@ pub(crate) fn parse(
     family: EncoderFamily,
 ) -> Result<EncoderConfig, ModelError> {
     let keys = Keys::root(file, value)?;
-    refuse(&keys)?;
+    refuse(&keys, family)?;
     let config = match family {
         EncoderFamily::Bert => bert(&keys, family, None)?,
         EncoderFamily::Roberta => bert(&keys, family, Some(padding_id(&keys)?))?,
@@ -37,13 +43,14 @@ pub(crate) fn parse(
         EncoderFamily::DistilBert => distilbert(&keys)?,
         EncoderFamily::ModernBert => modernbert(&keys)?,
         EncoderFamily::NomicBert => nomic_bert(&keys)?,
+        EncoderFamily::JinaBert => jina_bert(&keys)?,
     };
     config.check(file)?;
     Ok(config)
 }
 
 /// Refuses options that would change the output.
-fn refuse(keys: &Keys<'_>) -> Result<(), ModelError> {
+fn refuse(keys: &Keys<'_>, family: EncoderFamily) -> Result<(), ModelError> {
     for key in ["is_decoder", "add_cross_attention"] {
         if keys.flag(key)? == Some(true) {
             return Err(
@@ -56,6 +63,7 @@ fn refuse(keys: &Keys<'_>) -> Result<(), ModelError> {
     }
     match keys.text("position_embedding_type")? {
         None | Some("absolute" | "rope" | "rotary") => Ok(()),
+        Some("alibi") if family == EncoderFamily::JinaBert => Ok(()),
         Some(_) => Err(keys.unsupported("position_embedding_type", "`absolute`")),
     }
 }
@@ -107,6 +115,7 @@ fn bert(
     }
     Ok(EncoderConfig {
         family,
+        names: TensorNames::HuggingFace,
         prefix: String::new(),
         vocab_size: keys.required("vocab_size")?,
         token_types: keys.count("type_vocab_size")?.unwrap_or(2),
@@ -122,7 +131,8 @@ fn bert(
         attention_bias: true,
         inner_size: keys.required("intermediate_size")?,
         activation: activation(keys, "hidden_act")?,
-        mlp_bias: true,
+        inner_bias: true,
+        down_bias: true,
         layers: layers(keys, "num_hidden_layers", PLAIN)?,
     })
 }
@@ -138,11 +148,31 @@ fn mpnet(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     Ok(EncoderConfig { score_bias: Some(bias), token_types: 0, ..config })
 }
 
+/// JinaBERT (jina-embeddings-v2): BERT with ALiBi instead of positions, and gated MLPs.
+fn jina_bert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
+    if keys.text("position_embedding_type")? != Some("alibi") {
+        return Err(keys.unsupported("position_embedding_type", "`alibi`"));
+    }
+    let function = match keys.text("feed_forward_type")? {
+        Some("geglu") => EncoderActivation::GeluGate,
+        _ => return Err(keys.unsupported("feed_forward_type", "`geglu`")),
+    };
+    let config = bert(keys, EncoderFamily::JinaBert, None)?;
+    Ok(EncoderConfig {
+        learned_positions: None,
+        score_bias: Some(ScoreBias::Alibi),
+        activation: function,
+        inner_bias: false,
+        ..config
+    })
+}
+
 fn distilbert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     let rows = keys.size("max_position_embeddings")?.unwrap_or(512);
     let (hidden_size, heads) = (keys.required("dim")?, keys.required("n_heads")?);
     Ok(EncoderConfig {
         family: EncoderFamily::DistilBert,
+        names: TensorNames::HuggingFace,
         prefix: String::new(),
         vocab_size: keys.required("vocab_size")?,
         token_types: 0,
@@ -158,7 +188,8 @@ fn distilbert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
         attention_bias: true,
         inner_size: keys.required("hidden_dim")?,
         activation: activation(keys, "activation")?,
-        mlp_bias: true,
+        inner_bias: true,
+        down_bias: true,
         layers: layers(keys, "n_layers", PLAIN)?,
     })
 }
@@ -211,8 +242,10 @@ fn modernbert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
             *layer = sliding;
         }
     }
+    let mlp_bias = keys.flag("mlp_bias")?.unwrap_or(false);
     Ok(EncoderConfig {
         family: EncoderFamily::ModernBert,
+        names: TensorNames::HuggingFace,
         prefix: String::new(),
         vocab_size: keys.required("vocab_size")?,
         token_types: 0,
@@ -228,7 +261,8 @@ fn modernbert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
         attention_bias: keys.flag("attention_bias")?.unwrap_or(false),
         inner_size: keys.required("intermediate_size")?,
         activation: EncoderActivation::GeluGate,
-        mlp_bias: keys.flag("mlp_bias")?.unwrap_or(false),
+        inner_bias: mlp_bias,
+        down_bias: mlp_bias,
         layers,
     })
 }
@@ -280,6 +314,7 @@ fn nomic_bert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     };
     Ok(EncoderConfig {
         family: EncoderFamily::NomicBert,
+        names: TensorNames::HuggingFace,
         prefix: String::new(),
         vocab_size: keys.required("vocab_size")?,
         token_types: keys.count("type_vocab_size")?.unwrap_or(2),
@@ -298,7 +333,8 @@ fn nomic_bert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
         attention_bias: false,
         inner_size: size(["n_inner", "intermediate_size"])?,
         activation: EncoderActivation::SiluGate,
-        mlp_bias: false,
+        inner_bias: false,
+        down_bias: false,
         layers: layers(keys, keys.name_of(["n_layer", "num_hidden_layers"]), layer)?,
     })
 }

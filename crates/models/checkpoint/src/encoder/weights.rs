@@ -64,7 +64,7 @@ impl EncoderConfig {
     /// All weights that the encoder has.
     #[must_use]
     pub fn weights(&self) -> EncoderWeights {
-        let names = self.family.names();
+        let names = self.family.names(self.names);
         let hidden = self.hidden_size;
         let table = |name: &str, rows: usize| TensorSpec {
             name: format!("{}{name}.weight", self.prefix),
@@ -93,30 +93,43 @@ impl EncoderConfig {
     }
 
     fn layer(&self, index: usize) -> EncoderLayerWeights {
-        let names = self.family.names();
+        let names = self.family.names(self.names);
         let at = |name: &str| format!("{}{name}", self.layer_prefix(index));
         let (hidden, inner) = (self.hidden_size, self.inner_size);
         let attention = |name: &str| linear(&at(name), [hidden, hidden], self.attention_bias);
-        let mlp = |name: &str, shape| linear(&at(name), shape, self.mlp_bias);
+        let mlp = |name: &str, shape, bias| linear(&at(name), shape, bias);
         let is_first = index == 0 && self.order == super::NormOrder::Before;
         EncoderLayerWeights {
             qkv: names.qkv.map(attention),
             output: attention(names.output),
             attention_norm: (!is_first).then(|| self.norm(&at(names.attention_norm))),
             mlp: EncoderMlpWeights {
-                gate: self.activation.is_gated().then(|| mlp(names.gate, [inner, hidden])),
-                up: mlp(names.up, [inner, hidden]),
-                down: mlp(names.down, [hidden, inner]),
+                gate: self.activation.is_gated().then(|| mlp(names.gate, [inner, hidden], self.inner_bias)),
+                up: mlp(names.up, [inner, hidden], self.inner_bias),
+                down: mlp(names.down, [hidden, inner], self.down_bias),
             },
             mlp_norm: self.norm(&at(names.mlp_norm)),
         }
     }
 
-    fn layer_prefix(&self, index: usize) -> String {
-        format!("{}{}", self.prefix, self.family.names().layer.replace("{}", &index.to_string()))
+    /// Whether a tensor with this name belongs to a layer or to the norm of the embeddings. Some files
+    /// have the frequencies of rotary embeddings, which are computed.
+    pub(crate) fn is_of_layers(&self, name: &str) -> bool {
+        let names = self.family.names(self.names);
+        let own = name.strip_prefix(&self.prefix);
+        let start = names.layer.split("{}").next().unwrap_or_default();
+        let is_norm = |name: &str| {
+            !names.embedding_norm.is_empty() && name.starts_with(names.embedding_norm)
+        };
+        let is_part = |name: &str| name.starts_with(start) || is_norm(name);
+        own.is_some_and(|name| is_part(name) && !name.ends_with(".inv_freq"))
     }
 
-    fn norm(&self, module: &str) -> EncoderNormWeights {
+    fn layer_prefix(&self, index: usize) -> String {
+        format!("{}{}", self.prefix, self.family.names(self.names).layer.replace("{}", &index.to_string()))
+    }
+
+    pub(super) fn norm(&self, module: &str) -> EncoderNormWeights {
         let size = vec![self.hidden_size];
         let bias = TensorSpec {
             name: format!("{module}.bias"),
@@ -168,7 +181,7 @@ impl EncoderConfig {
     /// # Errors
     /// [`ModelError::WrongShape`] for a combined matrix of another number of rows.
     pub(crate) fn prepare(&mut self, weights: &mut Weights) -> Result<(), ModelError> {
-        let names = self.family.names();
+        let names = self.family.names(self.names);
         let end = format!("{}.weight", names.tokens);
         let prefixes = ["", "bert.", "roberta.", "mpnet.", "distilbert.", "model.", "nomic_bert."];
         let found = prefixes.iter().find(|prefix| weights.contains(&format!("{prefix}{end}")));

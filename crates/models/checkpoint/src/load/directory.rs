@@ -262,11 +262,15 @@ pub(crate) fn template(object: &Value) -> Option<String> {
 /// The GGUF model in `directory`. `None` if the directory has a configuration with safetensors
 /// files.
 pub(crate) fn gguf_instead(directory: &Path) -> Result<Option<PathBuf>, ModelError> {
-    let has = |name: &str| directory.join(name).exists();
-    match has(CONFIG) && (has(safetensors::SINGLE) || has(safetensors::INDEX)) {
+    match directory.join(CONFIG).exists() && has_weights(directory) {
         true => Ok(None),
         false => split::find(directory),
     }
+}
+
+/// Whether `directory` has safetensors files of a model.
+pub(crate) fn has_weights(directory: &Path) -> bool {
+    [safetensors::SINGLE, safetensors::INDEX].iter().any(|name| directory.join(name).exists())
 }
 
 /// The error for a directory without `config.json`.

@@ -7,7 +7,7 @@ use stolon_text::{GgufTokenizer, TextSource, TokenizerSource};
 
 use super::embedding::{EmbeddingConfig, EmbeddingSizes};
 use super::model::{GenerationDefaults, LoadedModel, LoadedScores};
-use super::{class, directory, generation};
+use super::{AnyModel, class, directory, encoder, generation};
 use crate::config::{self, DecoderConfig, HEAD_DIM_MAX, ParsedConfig};
 use crate::error::ModelError;
 use crate::files;
@@ -16,8 +16,13 @@ use crate::mmap::Bytes;
 use crate::weights::{TensorType, Weights};
 
 /// Loads the model in the file `path`, which may be any of its parts. `id` is the model's name.
-pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {
+pub(super) fn load(path: &Path, id: String) -> Result<AnyModel, ModelError> {
     let (header, contents) = split::open(path)?;
+    if let Some(family) = crate::encoder::gguf_family(&header) {
+        let at = (directory_of(path), id);
+        let encoder = encoder::load_gguf(&header, contents, at, family)?;
+        return Ok(AnyModel::Encoder(Box::new(encoder)));
+    }
     let (config, mut weights) = parse(&header, contents)?;
     let directory = directory_of(path);
     let text = text(&header, directory)?;
@@ -27,7 +32,7 @@ pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {
         Some(matrix) => Some(LoadedScores::of_two_rows(&matrix, &mut weights)?),
         None => None,
     };
-    Ok(LoadedModel {
+    Ok(AnyModel::Decoder(Box::new(LoadedModel {
         id,
         config,
         weights,
@@ -38,7 +43,7 @@ pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {
         generates: true,
         images: None,
         skills: None,
-    })
+    })))
 }
 
 /// How embeddings are computed. A GGUF file does not say whether they are normalized. They are by
@@ -240,6 +245,17 @@ pub(crate) fn tokenizer(header: &Header) -> Result<Option<GgufTokenizer>, ModelE
     };
     let [bos, eos, unknown, padding] =
         ["bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id"].map(id);
+    // Files of encoders have these names, one of which is misspelled.
+    let [first, separator] = ["cls_token_id", "seperator_token_id"].map(id);
+    let charsmap = match value("precompiled_charsmap") {
+        None => None,
+        Some(Value::Integers(bytes)) => {
+            let bytes: Option<Vec<u8>> =
+                bytes.iter().map(|byte| i8_or_u8(*byte)).collect();
+            Some(bytes.ok_or_else(|| wrong("precompiled_charsmap", "a list of bytes"))?)
+        }
+        Some(_) => return Err(wrong("precompiled_charsmap", "a list of bytes")),
+    };
     let flag = |name: &str| value(name).and_then(Value::as_bool);
     Ok(Some(GgufTokenizer {
         file: header.file.clone(),
@@ -249,14 +265,22 @@ pub(crate) fn tokenizer(header: &Header) -> Result<Option<GgufTokenizer>, ModelE
         scores,
         token_types,
         merges,
-        bos_token_id: bos,
+        bos_token_id: bos.or(first),
         eos_token_id: eos,
         unknown_token_id: unknown,
         padding_token_id: padding,
+        separator_token_id: separator,
         add_bos_token: flag("add_bos_token"),
         add_eos_token: flag("add_eos_token"),
         add_space_prefix: flag("add_space_prefix"),
+        remove_extra_whitespaces: flag("remove_extra_whitespaces"),
+        precompiled_charsmap: charsmap,
     }))
+}
+
+/// A byte that is written as a signed or an unsigned integer.
+fn i8_or_u8(value: i64) -> Option<u8> {
+    u8::try_from(value).ok().or_else(|| i8::try_from(value).ok().map(i8::cast_unsigned))
 }
 
 fn token_id(header: &Header, name: &str) -> Option<u32> {
