@@ -7,8 +7,16 @@ use futures::future::join_all;
 use serde_json::Value;
 use stolon::{Engine, EngineBuilder, EngineError, Error, ModelSource, Request};
 
-const EMBEDDERS: [&str; 7] =
-    ["bert", "xlm_roberta", "mpnet", "distilbert", "modernbert", "nomic_bert", "jina_bert"];
+const EMBEDDERS: [&str; 8] = [
+    "bert",
+    "xlm_roberta",
+    "mpnet",
+    "distilbert",
+    "modernbert",
+    "nomic_bert",
+    "jina_bert",
+    "embedding_gemma",
+];
 const RERANKERS: [&str; 5] = [
     "bert_reranker",
     "xlm_roberta_reranker",
@@ -55,7 +63,10 @@ fn assert_within(values: &[f32], expected: &Value, what: &str, tolerance: f32) {
     assert_eq!(values.len(), expected.len(), "{what}");
     let largest = expected.iter().fold(1.0, |most: f32, value| most.max(value.abs()));
     let difference = values.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    assert!(difference < tolerance * largest, "{what}: {difference}: {values:?}, expected {expected:?}");
+    assert!(
+        difference < tolerance * largest,
+        "{what}: {difference}: {values:?}, expected {expected:?}"
+    );
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -148,6 +159,7 @@ async fn gguf_files_match_sentence_transformers() {
         ("modernbert-F32", 4e-6),
         ("nomic_bert-F32", 4e-6),
         ("jina_bert-F32", 4e-6),
+        ("embedding_gemma-F32", 4e-6),
         ("xlm_roberta_reranker-F32", 4e-6),
         ("modernbert_reranker-F32", 4e-6),
         // Keys and values, and for Q8_0 the inputs of products, are rounded as the weights are.

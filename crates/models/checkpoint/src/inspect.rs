@@ -14,6 +14,7 @@ use serde::Serialize;
 use stolon_text::TextSource;
 
 use crate::config::{self, DecoderConfig, ParsedConfig};
+use crate::encoder::ScoreConfig;
 use crate::error::{ModelError, quoted};
 use crate::gguf::{Header, split};
 #[cfg(feature = "hub")]
@@ -23,7 +24,6 @@ use crate::load::{
     EmbeddingConfig, GenerationDefaults, LoadOptions, class, directory, embedding,
     encoder as encoder_files, file_name, gguf, head, token_scores,
 };
-use crate::encoder::ScoreConfig;
 use crate::mmap::Bytes;
 use crate::source::ModelSource;
 use crate::weight_type::WeightType;

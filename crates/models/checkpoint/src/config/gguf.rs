@@ -59,7 +59,11 @@ pub(crate) fn rank_matrix(header: &Header) -> Option<TensorSpec> {
     const NAME: &str = "cls.output.weight";
     let shape = header.tensors.get(NAME)?.shape.clone();
     let width = header.tensors.get("token_embd.weight")?.shape.get(1)?;
-    (shape == [2, *width]).then(|| TensorSpec { name: NAME.to_owned(), shape, role: TensorRole::Matrix })
+    (shape == [2, *width]).then(|| TensorSpec {
+        name: NAME.to_owned(),
+        shape,
+        role: TensorRole::Matrix,
+    })
 }
 
 /// Parses the configuration from `header`. `tensors` reads the divisors of rotary embeddings.

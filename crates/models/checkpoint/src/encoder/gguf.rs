@@ -6,8 +6,8 @@
 //! MLPs is not in the file. It is GELU with the error function, as in all published models.
 
 use super::{
-    EncoderActivation, EncoderConfig, EncoderFamily, EncoderLayer, LearnedPositions, NormOrder,
-    ScoreBias, TensorNames,
+    EncoderActivation, EncoderConfig, EncoderFamily, EncoderLayer, EncoderNorm, LearnedPositions,
+    NormOrder, ScoreBias, TensorNames,
 };
 use crate::config::LAYERS_MAX;
 use crate::config::gguf::Metadata;
@@ -16,8 +16,6 @@ use crate::gguf::{Header, Value};
 
 /// The base of rotary embeddings in llama.cpp if a file has none.
 const ROPE_THETA: f64 = 1e4;
-/// Every layer of ModernBERT with this distance sees all positions, if the file does not say it.
-const GLOBAL_STEP: usize = 3;
 
 /// The name of the architecture in the file, which is the prefix of keys.
 pub(crate) fn prefix(header: &Header) -> &str {
@@ -45,7 +43,13 @@ pub(crate) fn parse(header: &Header, family: EncoderFamily) -> Result<EncoderCon
     let hidden_size = keys.required_size("embedding_length")?;
     let heads = keys.required_size("attention.head_count")?;
     let max_positions = keys.required_size("context_length")?;
-    let is_before = family == EncoderFamily::ModernBert;
+    let is_gemma = family == EncoderFamily::Gemma;
+    let head_dim = match is_gemma {
+        true => keys.required_size("attention.key_length")?,
+        false => hidden_size / heads,
+    };
+    let eps =
+        if is_gemma { "attention.layer_norm_rms_epsilon" } else { "attention.layer_norm_epsilon" };
     let config = EncoderConfig {
         family,
         names: TensorNames::Gguf,
@@ -57,16 +61,31 @@ pub(crate) fn parse(header: &Header, family: EncoderFamily) -> Result<EncoderCon
         learned_positions: (family == EncoderFamily::Bert)
             .then(|| LearnedPositions { rows: rows("position_embd.weight"), padding_id: None }),
         score_bias: (family == EncoderFamily::JinaBert).then_some(ScoreBias::Alibi),
-        norm_eps: keys.required_float("attention.layer_norm_epsilon")? as f32,
+        embedding_scale: is_gemma.then(|| (hidden_size as f32).sqrt()),
+        embedding_norm: !is_gemma,
+        // The converter has added 1 to the weights of RMS norms.
+        norm: if is_gemma { EncoderNorm::Rms { offset: 0.0 } } else { EncoderNorm::Layer },
+        norm_eps: keys.required_float(eps)? as f32,
         norm_bias: has("token_embd_norm.bias"),
-        order: if is_before { NormOrder::Before } else { NormOrder::After },
+        order: match family {
+            EncoderFamily::ModernBert => NormOrder::Before,
+            EncoderFamily::Gemma => NormOrder::Around,
+            _ => NormOrder::After,
+        },
         heads,
-        head_dim: hidden_size / heads,
+        kv_heads: keys.size("attention.head_count_kv")?.unwrap_or(heads),
+        head_dim,
+        head_norms: is_gemma,
+        score_scale: match keys.float("attention.scale")? {
+            Some(scale) => scale as f32,
+            None => 1.0 / (head_dim as f32).sqrt(),
+        },
         attention_bias: has("blk.0.attn_q.bias") || has("blk.0.attn_qkv.bias"),
         inner_size: keys.required_size("feed_forward_length")?,
         activation: match family {
             EncoderFamily::NomicBert => EncoderActivation::SiluGate,
             EncoderFamily::ModernBert | EncoderFamily::JinaBert => EncoderActivation::GeluGate,
+            EncoderFamily::Gemma => EncoderActivation::GeluTanhGate,
             _ => EncoderActivation::Gelu,
         },
         inner_bias: has("blk.0.ffn_up.bias"),
@@ -106,14 +125,17 @@ fn layers(keys: &Metadata<'_>, family: EncoderFamily) -> Result<Vec<EncoderLayer
     }
     let theta = keys.float("rope.freq_base")?.unwrap_or(ROPE_THETA);
     let full = match family {
-        EncoderFamily::NomicBert | EncoderFamily::ModernBert => {
+        EncoderFamily::NomicBert | EncoderFamily::ModernBert | EncoderFamily::Gemma => {
             EncoderLayer { rope_theta: Some(theta), window: None }
         }
         _ => EncoderLayer { rope_theta: None, window: None },
     };
-    if family != EncoderFamily::ModernBert {
-        return Ok(vec![full; count]);
-    }
+    // Every such layer sees all positions, the first or the last one of a group.
+    let (step, last) = match family {
+        EncoderFamily::ModernBert => (3, 0),
+        EncoderFamily::Gemma => (6, 1),
+        _ => return Ok(vec![full; count]),
+    };
     // The file has the length of the whole window.
     let window = Some(keys.required_size("attention.sliding_window")? / 2);
     let theta = keys.float("rope.freq_base_swa")?.unwrap_or(ROPE_THETA);
@@ -122,11 +144,15 @@ fn layers(keys: &Metadata<'_>, family: EncoderFamily) -> Result<Vec<EncoderLayer
     let is_local: Vec<bool> = match keys.value(key) {
         Some(Value::Bools(flags)) if flags.len() == count => flags.clone(),
         Some(Value::Bools(flags)) => {
-            return Err(keys.invalid(key, &format!("{count} booleans, one per layer"), flags.len()));
+            return Err(keys.invalid(
+                key,
+                &format!("{count} booleans, one per layer"),
+                flags.len(),
+            ));
         }
         _ => {
-            let step = keys.size(key)?.unwrap_or(GLOBAL_STEP);
-            (0..count).map(|layer| !layer.is_multiple_of(step)).collect()
+            let step = keys.size(key)?.unwrap_or(step);
+            (0..count).map(|layer| !(layer + last).is_multiple_of(step)).collect()
         }
     };
     Ok(is_local.into_iter().map(|local| if local { sliding } else { full }).collect())

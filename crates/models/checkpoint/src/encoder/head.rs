@@ -3,7 +3,6 @@
 
 use serde::Serialize;
 
-
 use super::weights::linear;
 use super::{EncoderConfig, EncoderFamily, EncoderNormWeights};
 use crate::config::{Keys, LinearWeights, TensorRole, TensorSpec};
@@ -237,12 +236,23 @@ impl HeadConfig {
                     last("classifier"),
                 ]
             }
-            EncoderFamily::NomicBert | EncoderFamily::JinaBert => {
+            EncoderFamily::NomicBert | EncoderFamily::JinaBert | EncoderFamily::Gemma => {
                 let expected = format!("an embedding model of {}", family.name());
                 return Err(keys.unsupported("architectures", &expected));
             }
         };
         Ok(Self { layers })
+    }
+
+    /// The dense layers of an embedding model in a GGUF file, which have no biases and no function.
+    pub(crate) fn dense_of_gguf(header: &Header) -> Self {
+        let layer = |name: &str| {
+            let shape = header.tensors.get(&format!("{name}.weight"))?.shape.as_slice();
+            let &[rows, columns] = shape else { return None };
+            let weights = linear(name, [rows, columns], false);
+            Some(HeadLayer::Linear { weights, activation: HeadActivation::Identity })
+        };
+        Self { layers: ["dense_2", "dense_3"].into_iter().filter_map(layer).collect() }
     }
 
     /// The head of a classifier in a GGUF file, whose encoder has the configuration `config`: the

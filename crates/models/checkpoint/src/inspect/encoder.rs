@@ -23,8 +23,7 @@ impl Inspection {
         let tensors = || config.tensors().into_iter().chain(head.tensors());
         let elements = |shape: &[usize]| shape.iter().map(|size| *size as u64).product::<u64>();
         self.parameters = tensors().map(|tensor| elements(&tensor.shape)).sum();
-        self.files =
-            weights.files().map(|(name, bytes)| super::file(name, bytes)).collect();
+        self.files = weights.files().map(|(name, bytes)| super::file(name, bytes)).collect();
         self.tensors = summaries(&weights);
         self.memory = Some(MemoryNeeded {
             weights: packed_bytes(tensors(), &weights, options.weight_type),

@@ -139,7 +139,7 @@ pub(crate) fn load_gguf(
             // As llama.cpp by default. The file does not say it.
             let (normalize, sizes) = (true, EmbeddingSizes::Full);
             let task = EmbeddingConfig { pooling, normalize, sizes };
-            (EncoderTask::Embed(task), HeadConfig::default())
+            (EncoderTask::Embed(task), HeadConfig::dense_of_gguf(header))
         }
         GgufPooling::Rank => {
             let head = HeadConfig::of_gguf(header, &config);

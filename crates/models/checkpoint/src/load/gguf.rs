@@ -250,8 +250,7 @@ pub(crate) fn tokenizer(header: &Header) -> Result<Option<GgufTokenizer>, ModelE
     let charsmap = match value("precompiled_charsmap") {
         None => None,
         Some(Value::Integers(bytes)) => {
-            let bytes: Option<Vec<u8>> =
-                bytes.iter().map(|byte| i8_or_u8(*byte)).collect();
+            let bytes: Option<Vec<u8>> = bytes.iter().map(|byte| i8_or_u8(*byte)).collect();
             Some(bytes.ok_or_else(|| wrong("precompiled_charsmap", "a list of bytes"))?)
         }
         Some(_) => return Err(wrong("precompiled_charsmap", "a list of bytes")),

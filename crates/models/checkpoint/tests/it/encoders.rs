@@ -35,7 +35,9 @@ fn encoders_are_described() {
             assert!(inspection.parameters > 5_000 && !inspection.files.is_empty(), "{path:?}");
             assert_eq!(inspection.outline.context_length, Some(loaded.config.max_positions as u64));
             match &loaded.task {
-                EncoderTask::Embed(config) => assert_eq!(inspection.embedding.as_ref(), Some(config)),
+                EncoderTask::Embed(config) => {
+                    assert_eq!(inspection.embedding.as_ref(), Some(config))
+                }
                 EncoderTask::Score(_, config) => {
                     assert_eq!(inspection.scores.as_ref(), Some(config));
                 }

@@ -260,8 +260,8 @@ fn added_tokens(metadata: &GgufTokenizer) -> Vec<Value> {
 /// metadata or the default of the tokenizer's kind says so.
 fn post_processor(metadata: &GgufTokenizer, parts: &Parts) -> Result<Value, TokenizerError> {
     // Files of Gemma 4 may say that nothing is added, which is wrong. llama.cpp corrects this, too.
-    let adds_bos = metadata.add_bos_token.unwrap_or(parts.adds_bos_by_default)
-        || metadata.model == "gemma4";
+    let adds_bos =
+        metadata.add_bos_token.unwrap_or(parts.adds_bos_by_default) || metadata.model == "gemma4";
     let adds_eos = metadata.add_eos_token.unwrap_or(parts.adds_eos_by_default);
     // Encoders may end a text with the token that separates two.
     let last = metadata.eos_token_id.or(metadata.separator_token_id);

@@ -80,15 +80,12 @@ pub(super) fn unigram(metadata: &GgufTokenizer) -> Result<Parts, TokenizerError>
             let key = "tokenizer.ggml.precompiled_charsmap";
             return Err(TokenizerError::key(file, key, expected, table.len()));
         }
-        normalizers.push(
-            json!({"type": "Precompiled", "precompiled_charsmap": STANDARD.encode(table)}),
-        );
+        normalizers
+            .push(json!({"type": "Precompiled", "precompiled_charsmap": STANDARD.encode(table)}));
     }
     if metadata.remove_extra_whitespaces.unwrap_or(false) {
         normalizers.push(json!({"type": "Strip", "strip_left": true, "strip_right": true}));
-        normalizers.push(
-            json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}),
-        );
+        normalizers.push(json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}));
     }
     let scheme = if metadata.add_space_prefix.unwrap_or(true) { "always" } else { "never" };
     let space = json!({
@@ -118,7 +115,11 @@ pub(super) fn pair(metadata: &GgufTokenizer, first: &str, last: &str) -> Value {
     let is_roberta = metadata.model == "t5" || metadata.pre.as_deref() == Some("roberta-bpe");
     if is_roberta {
         return json!([
-            token(first, 0), text("A", 0), token(last, 0), token(last, 0), text("B", 0),
+            token(first, 0),
+            text("A", 0),
+            token(last, 0),
+            token(last, 0),
+            text("B", 0),
             token(last, 0),
         ]);
     }
