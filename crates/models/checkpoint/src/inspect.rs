@@ -186,6 +186,9 @@ fn of_gguf(
     match gguf::describe(header, contents) {
         Ok((parsed, weights)) => {
             inspection.describe(&parsed, &weights, options);
+            if let Err(error) = weights.check_all(config::gguf::rank_matrix(header)) {
+                inspection.refuse(error);
+            }
             described = Some((parsed, weights));
         }
         Err(error) => {

@@ -3,7 +3,8 @@
 //!
 //! RoBERTa and DistilBERT have the architecture `bert`: the converter has removed the rows of
 //! RoBERTa's positions that are not used, and DistilBERT has no token types. The function of the
-//! MLPs is not in the file. It is GELU with the error function, as in all published models.
+//! MLPs is not in the file. It is taken to be GELU, as in llama.cpp, but with the error function, as in
+//! transformers.
 
 use super::{
     EncoderActivation, EncoderConfig, EncoderFamily, EncoderLayer, EncoderNorm, LearnedPositions,

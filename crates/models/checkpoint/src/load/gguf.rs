@@ -250,7 +250,7 @@ pub(crate) fn tokenizer(header: &Header) -> Result<Option<GgufTokenizer>, ModelE
     let charsmap = match value("precompiled_charsmap") {
         None => None,
         Some(Value::Integers(bytes)) => {
-            let bytes: Option<Vec<u8>> = bytes.iter().map(|byte| i8_or_u8(*byte)).collect();
+            let bytes: Option<Vec<u8>> = bytes.iter().map(|byte| byte_of(*byte)).collect();
             Some(bytes.ok_or_else(|| wrong("precompiled_charsmap", "a list of bytes"))?)
         }
         Some(_) => return Err(wrong("precompiled_charsmap", "a list of bytes")),
@@ -277,8 +277,8 @@ pub(crate) fn tokenizer(header: &Header) -> Result<Option<GgufTokenizer>, ModelE
     }))
 }
 
-/// A byte that is written as a signed or an unsigned integer.
-fn i8_or_u8(value: i64) -> Option<u8> {
+/// The byte that is written as a signed or an unsigned integer.
+fn byte_of(value: i64) -> Option<u8> {
     u8::try_from(value).ok().or_else(|| i8::try_from(value).ok().map(i8::cast_unsigned))
 }
 

@@ -65,6 +65,26 @@ async fn encoders_answer_embeddings() {
     server.settled_audit().await;
 }
 
+/// Goal: vectors in vLLM's form are those of `/v1/embeddings`, in both formats.
+#[tokio::test]
+async fn vectors_in_the_form_of_vllm_are_the_same() {
+    let server = start("bert");
+    for format in ["float", "base64"] {
+        let body = json!({"input": ["the stem", "x"], "encoding_format": format, "model": "bert"});
+        let reply = server.ok("/pooling", body.clone()).await;
+        let vectors = server.ok("/v1/embeddings", body).await;
+        assert_eq!((&reply["object"], &reply["model"]), (&json!("list"), &json!("bert")));
+        assert!(reply["id"].as_str().is_some_and(|id| id.starts_with("pool-")), "{reply}");
+        assert_eq!(reply["usage"], vectors["usage"]);
+        for index in 0..2 {
+            let entry = &reply["data"][index];
+            assert_eq!((&entry["index"], &entry["object"]), (&json!(index), &json!("pooling")));
+            assert_eq!(entry["data"], vectors["data"][index]["embedding"]);
+            assert!(!entry["data"].is_null());
+        }
+    }
+}
+
 /// Goal: what a text encoder cannot do is refused with the reason.
 #[tokio::test]
 async fn encoders_refuse_what_they_are_not_meant_for() {
