@@ -8,6 +8,7 @@ mod draft;
 mod hub;
 mod load;
 mod memory;
+mod rerank;
 mod scheduling;
 
 use std::sync::Arc;
@@ -35,6 +36,7 @@ use crate::{EmbeddingInfo, Engine, Error, ModelInfo, TextPrompts};
 use adapters::AdapterSettings;
 pub use arg::ModelArg;
 use load::{BackendFactory, Loaded, PooledParts};
+pub(crate) use rerank::RerankSettings;
 
 /// The default of [`EngineBuilder::history_bytes`].
 const HISTORY_BYTES: usize = 32 << 20;
@@ -51,6 +53,8 @@ pub struct EngineBuilder {
     pub(crate) text: Option<Text>,
     /// A chat template in place of those of the model.
     pub(crate) chat_template: Option<String>,
+    /// The answers and the prompt of a reranker, in place of those of the model's files.
+    pub(crate) rerank: RerankSettings,
     kv_memory: Option<u64>,
     num_blocks: Option<usize>,
     pub(crate) block_size: Option<usize>,

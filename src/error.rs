@@ -92,7 +92,8 @@ pub enum Error {
     /// The model computes no scores, or not one score for each pair of texts.
     #[error(
         "the model `{model}` cannot score texts: expected a classifier (such as \
-         BertForSequenceClassification), and for reranking one with a single label"
+         BertForSequenceClassification), and for reranking one with a single label, or a language \
+         model with `rerank_tokens`"
     )]
     NotForScores {
         /// The model's name.

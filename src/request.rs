@@ -163,11 +163,12 @@ impl Request {
         Request::new(Prompt::Pair(first.into(), second.into()))
     }
 
-    /// Uses at most this many tokens of the prompt of a text encoder, with its special tokens: the
-    /// first ones of a text, and of two texts those that are left after tokens were removed from the
-    /// end of the longer one. Default: a prompt that is too long is an error.
+    /// Uses at most this many tokens of the prompt of a text encoder or a classifier, with its special
+    /// tokens: the first ones of a text, and of two texts those that are left after tokens were
+    /// removed from the end of the longer one. In the template of a reranker that answers with a
+    /// token, the document is cut. Default: a prompt that is too long is an error.
     ///
-    /// It has no effect on other models.
+    /// It has no effect on other prompts.
     pub fn truncate(mut self, tokens_max: usize) -> Request {
         self.truncate = Some(tokens_max);
         self

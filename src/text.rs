@@ -14,7 +14,8 @@ use std::sync::Arc;
 
 use stolon_scheduler::{PromptLimit, TokenSet};
 use stolon_text::{
-    ChatMessage, ChatTemplate, InfillTokens, RenderedChat, TextModel, TextSource, Tokenizer,
+    ChatMessage, ChatTemplate, InfillTokens, PairPrompts, RenderedChat, TextModel, TextSource,
+    Tokenizer,
 };
 
 pub(crate) use history::Exchange;
@@ -50,6 +51,8 @@ pub(crate) struct Text {
     pub(crate) skills: Skills,
     /// The form of the tokens of a text encoder; `None` for other models.
     typed: Option<TypedTokens>,
+    /// The prompts of pairs of a reranker; `None` for other models.
+    pairs: Option<Arc<PairPrompts>>,
 }
 
 /// The form of the tokens of a text encoder.
@@ -77,6 +80,19 @@ impl Text {
     /// The same for a text encoder.
     pub(crate) fn with_types(self, typed: TypedTokens) -> Text {
         Text { typed: Some(typed), ..self }
+    }
+
+    /// The same for a reranker that answers with a token. `template` is that of its pairs, if it is
+    /// not the model's own.
+    pub(crate) fn with_pairs(self, template: Option<&str>) -> Result<Text, Error> {
+        // Without a tokenizer, prompts are token ids.
+        let Ok(model) = self.model() else { return Ok(self) };
+        let Some(pairs) = PairPrompts::new(model, template)? else {
+            let expected = "a text with `{query}` and `{document}`, because the model has no \
+                            template of pairs";
+            return Err(Error::invalid("rerank_template", expected, "nothing"));
+        };
+        Ok(Text { pairs: Some(Arc::new(pairs)), ..self })
     }
 
     pub(crate) fn new(model: TextModel) -> Text {
@@ -259,6 +275,12 @@ impl Text {
     ) -> Result<PromptTokens, Error> {
         if let Some(typed) = self.typed {
             return self.typed_tokens(request, typed, limit);
+        }
+        if let Prompt::Pair(first, second) = request.prompt() {
+            let pairs = self.pairs.as_ref().ok_or_else(no_pairs)?;
+            let most = request.truncate.map(|most| most.min(limit.tokens));
+            let tokens = pairs.encode(first, second, most)?;
+            return Ok(PromptTokens { tokens, exchange: None });
         }
         self.check_len(request.prompt().len_bytes(), limit)?;
         let tokens = match request.prompt() {

@@ -7,13 +7,14 @@ use std::thread;
 use stolon_backend::{Backend, Pooling};
 use stolon_checkpoint::{
     AnyModel, DecoderConfig, EmbeddingConfig, EncoderTask, KvBudget, LoadOptions, LoadedEncoder,
-    LoadedModel, LoadedScores, ScoreConfig, TextPrompts, VisionConfig, Weights,
+    LoadedModel, LoadedScores, PairForm, ScoreConfig, TextPrompts, VisionConfig, Weights,
 };
 use stolon_cpu::{CpuBackend, CpuOptions, EncoderBackend, Head};
 use stolon_scheduler::EngineConfig;
 use stolon_text::{TextSource, TokenizerSource};
 
 use super::draft::DraftModel;
+use super::rerank::RerankSettings;
 use super::{EngineBuilder, ModelArg};
 use crate::Error;
 use crate::device::GpuOptions;
@@ -104,6 +105,7 @@ impl EngineBuilder {
         let options = self.backend_options(config)?;
         let (own_text, draft) = (self.text, self.draft_model);
         let (mut load_options, template) = (self.load_options, self.chat_template);
+        let rerank = self.rerank;
         load_options.max_positions = config.max_positions;
         // Sending fails only if the caller has dropped the future.
         match (self.backend, self.model) {
@@ -118,7 +120,7 @@ impl EngineBuilder {
             }
             (None, Some(model)) => Ok(Box::new(move || {
                 let (rest, backend) =
-                    load((model, draft), &load_options, options, own_text, template)?;
+                    load((model, draft), &load_options, options, own_text, (template, &rerank))?;
                 drop(loaded.send(rest));
                 Ok(backend)
             })),
@@ -174,8 +176,9 @@ impl EngineBuilder {
             ("device", self.device.is_set()),
             ("chat_template", self.chat_template.is_some()),
         ];
-        match ignored.into_iter().find(|(_, is_set)| *is_set) {
-            Some((name, _)) => {
+        let ignored = ignored.into_iter().find(|(_, is_set)| *is_set).map(|(name, _)| name);
+        match ignored.or_else(|| self.rerank.name()) {
+            Some(name) => {
                 let expected = "no value, because a custom `backend` has its own";
                 Err(Error::invalid(name, expected, "a value"))
             }
@@ -185,19 +188,26 @@ impl EngineBuilder {
 }
 
 /// Loads a model, with a draft model if there is one, and builds its backend. Blocks the calling
-/// thread. `own_text` replaces the model's tokenizer, and `template` its chat templates.
+/// thread. `own_text` replaces the model's tokenizer, and `template` its chat templates. `rerank`
+/// makes a language model a reranker.
 fn load(
     (model, draft): (ModelArg, Option<ModelArg>),
     load_options: &LoadOptions,
     options: BackendOptions,
     own_text: Option<Text>,
-    template: Option<String>,
+    (template, rerank): (Option<String>, &RerankSettings),
 ) -> Result<(Loaded, Box<dyn Backend>), Error> {
     let model = match stolon_checkpoint::load_any(&model.source()?, load_options)? {
         AnyModel::Decoder(model) => *model,
         AnyModel::Encoder(encoder) => {
             super::draft::refuse(draft, "an encoder")?;
-            return load_encoder(*encoder, options, own_text);
+            return match rerank.name() {
+                None => load_encoder(*encoder, options, own_text),
+                Some(name) => {
+                    let expected = "no value, because a text encoder answers with no token";
+                    Err(Error::invalid(name, expected, "a value"))
+                }
+            };
         }
     };
     let LoadedModel {
@@ -216,10 +226,14 @@ fn load(
     if let Some(template) = template {
         replace_templates(&mut text, template);
     }
+    // llama.cpp's converter writes the template of pairs under this name.
+    let named = text.named_templates.iter().find(|(name, _)| name == "rerank");
+    let pair_template = rerank.template.clone().or_else(|| Some(named?.1.clone()));
     let mut text = match own_text {
         Some(text) => text,
         None => text_layer(&text, &generation.eos_token_ids, is_replaced)?,
     };
+    let scores = rerank.scores(scores, &text, &config, &mut weights)?;
     if !generates {
         super::draft::refuse(draft.clone(), "a model that generates nothing")?;
     }
@@ -227,9 +241,14 @@ fn load(
         draft.map(|draft| DraftModel::load(draft, load_options, (&text, config.vocab_size)));
     let draft = draft.transpose()?;
     let pooled = match scores {
-        Some(LoadedScores { head, config: labels }) => {
-            // Pairs are two texts without types.
-            text = text.with_types(TypedTokens { vocab_size: config.vocab_size, types: 0 });
+        Some(LoadedScores { head, config: labels, pairs }) => {
+            text = match pairs {
+                // Pairs are two texts without types.
+                PairForm::Tokenizer => {
+                    text.with_types(TypedTokens { vocab_size: config.vocab_size, types: 0 })
+                }
+                PairForm::Template => text.with_pairs(pair_template.as_deref())?,
+            };
             let head = Head::load(&head, &mut weights)?;
             let scores = Some((Pooling::Last, labels));
             let prompts = TextPrompts::default();

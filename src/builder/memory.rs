@@ -28,9 +28,10 @@ impl EngineBuilder {
         let weight_type = self.weights.unwrap_or_default();
         let mut options = InspectOptions { load, weight_type, kv_type, window_kv };
         let inspection = inspect(&model.source()?, &options)?;
-        let Some(mut memory) = inspection.memory else {
+        let Some(mut memory) = inspection.memory.filter(|memory| memory.kv_per_token > 0) else {
             // A text encoder, which has no KV cache.
-            return Ok(inspection.tensors.iter().map(|tensor| tensor.bytes).sum());
+            let stored = || inspection.tensors.iter().map(|tensor| tensor.bytes).sum();
+            return Ok(inspection.memory.map_or_else(stored, |memory| memory.weights));
         };
         if let Some(draft) = self.draft_model.clone() {
             (options.load.max_positions, options.load.mmproj) = (None, None);

@@ -99,6 +99,10 @@ impl Text {
         self
     }
 
+    pub(crate) fn with_pairs(self, _template: Option<&str>) -> Result<Text, Error> {
+        Ok(self)
+    }
+
     pub(crate) fn tokens_only(eos_token_ids: &[u32]) -> Text {
         Text { eos_ids: eos_token_ids.iter().copied().collect(), skills: Skills::default() }
     }

@@ -17,6 +17,29 @@ impl EngineBuilder {
         self
     }
 
+    /// Makes a language model a reranker ([`Engine::rerank`](crate::Engine::rerank) and
+    /// [`Engine::score`](crate::Engine::score)): the score of a query and a document is the
+    /// probability of `positive` among the two answers, or `1 / (1 + e^-x)` for the logit `x` of
+    /// `positive` alone. Each answer must be one token. The model generates text all the same.
+    ///
+    /// Default: the tokens that the model's files name, in `1_LogitScore` of sentence-transformers or
+    /// in a GGUF file with `pooling_type` 4.
+    pub fn rerank_tokens(mut self, positive: impl Into<String>, negative: Option<&str>) -> Self {
+        self.rerank.tokens = Some((positive.into(), negative.map(str::to_owned)));
+        self
+    }
+
+    /// The prompt of a reranker with [`rerank_tokens`](Self::rerank_tokens): a text with `{query}`
+    /// and, after it, `{document}`. A token that begins every sequence is part of it.
+    ///
+    /// Default: the template `rerank` of a GGUF file, or the chat template if it has messages with
+    /// the roles `query` and `document`, or the template of Qwen3-Reranker if the vocabulary has its
+    /// tokens.
+    pub fn rerank_template(mut self, template: impl Into<String>) -> Self {
+        self.rerank.template = Some(template.into());
+        self
+    }
+
     /// The tokenizer and chat templates to use, with a custom [`backend`](Self::backend) or instead
     /// of those of a [`model`](Self::model). Default: those of the model; none for a custom
     /// backend.

@@ -7,10 +7,23 @@ use futures::future::join_all;
 use serde_json::Value;
 use stolon::{Engine, EngineBuilder, EngineError, Error, ModelSource, Request};
 
-const EMBEDDERS: [&str; 6] =
-    ["bert", "xlm_roberta", "mpnet", "distilbert", "modernbert", "nomic_bert"];
-const RERANKERS: [&str; 4] =
-    ["bert_reranker", "xlm_roberta_reranker", "modernbert_reranker", "qwen3_reranker"];
+const EMBEDDERS: [&str; 8] = [
+    "bert",
+    "xlm_roberta",
+    "mpnet",
+    "distilbert",
+    "modernbert",
+    "nomic_bert",
+    "jina_bert",
+    "embedding_gemma",
+];
+const RERANKERS: [&str; 5] = [
+    "bert_reranker",
+    "xlm_roberta_reranker",
+    "modernbert_reranker",
+    "qwen3_reranker",
+    "qwen3_judge",
+];
 const CLASSIFIERS: [&str; 2] = ["mpnet_classifier", "distilbert_classifier"];
 
 fn directory(name: &str) -> PathBuf {
@@ -40,12 +53,20 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
 
 #[track_caller]
 fn assert_close(values: &[f32], expected: &Value, what: &str) {
+    assert_within(values, expected, what, 4e-6);
+}
+
+#[track_caller]
+fn assert_within(values: &[f32], expected: &Value, what: &str, tolerance: f32) {
     let expected = expected.as_array().expect("a list").iter();
     let expected: Vec<f32> = expected.map(|v| v.as_f64().expect("a number") as f32).collect();
     assert_eq!(values.len(), expected.len(), "{what}");
     let largest = expected.iter().fold(1.0, |most: f32, value| most.max(value.abs()));
     let difference = values.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    assert!(difference < 4e-6 * largest, "{what}: {difference}: {values:?}, expected {expected:?}");
+    assert!(
+        difference < tolerance * largest,
+        "{what}: {difference}: {values:?}, expected {expected:?}"
+    );
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -128,13 +149,125 @@ async fn scores_match_sentence_transformers() {
     }
 }
 
+/// Goal: GGUF files, with matrices of every type, have the tokens, embeddings and scores that
+/// sentence-transformers computes with the weights in the file.
+#[tokio::test]
+async fn gguf_files_match_sentence_transformers() {
+    for (name, tolerance) in [
+        ("bert-F32", 4e-6),
+        ("xlm_roberta-F32", 4e-6),
+        ("modernbert-F32", 4e-6),
+        ("nomic_bert-F32", 4e-6),
+        ("jina_bert-F32", 4e-6),
+        ("embedding_gemma-F32", 4e-6),
+        ("xlm_roberta_reranker-F32", 4e-6),
+        ("modernbert_reranker-F32", 4e-6),
+        // Keys and values, and for Q8_0 the inputs of products, are rounded as the weights are.
+        ("bert-F16", 5e-3),
+        ("bert-Q8_0", 2e-2),
+    ] {
+        let file = stolon_fixtures::path("gguf_encoders").join(format!("{name}.gguf"));
+        let expected = std::fs::read_to_string(file.with_extension("json")).expect("a fixture");
+        let expected: Value = serde_json::from_str(&expected).expect("JSON");
+        let engine = Engine::builder().model(file).threads(2).build().await.expect(name);
+        assert!(engine.model_info().is_encoder);
+        let mut count = 0;
+        for case in list(&expected, "texts") {
+            let tokens = engine.prompt_tokens(&Request::text(text(case, "text"))).await;
+            assert_eq!(serde_json::json!(tokens.expect("tokens")), case["tokens"], "{name}");
+            let embedding = engine.embed(Request::text(text(case, "text")), None).await;
+            let values = embedding.expect("an embedding").values;
+            assert_within(&values, &case["embedding"], name, tolerance);
+            count += 1;
+        }
+        for pair in list(&expected, "pairs") {
+            let request = Request::pair(text(pair, "query"), text(pair, "document"));
+            let scores = engine.score(request.truncate(128)).await.expect("scores").values;
+            assert_within(&scores, &serde_json::json!([pair["score"]]), name, tolerance);
+            count += 1;
+        }
+        assert!(count >= 4, "{name}");
+    }
+}
+
+/// A copy of the language model that answers yes or no, without the files of sentence-transformers.
+fn plain_judge() -> tempfile::TempDir {
+    let copy = tempfile::tempdir().expect("a folder");
+    for name in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(directory("qwen3_judge").join(name), copy.path().join(name)).expect(name);
+    }
+    copy
+}
+
+/// Goal: a language model is a reranker with the tokens and the template of the builder, with the
+/// published template, and with the one in its files; prompts are those of the model's page, also if
+/// a document is cut; texts that spell out control tokens contain none; and it generates text.
+#[tokio::test]
+async fn language_models_rank_with_the_logits_of_two_tokens() {
+    let folder = plain_judge();
+    let builder = || Engine::builder().model(folder.path()).threads(2);
+    let plain = builder().rerank_tokens("yes", Some("no")).build().await.expect("an engine");
+    let expected = expected("qwen3_judge");
+    let detected = engine("qwen3_judge").await;
+    for pair in list(&expected, "pairs") {
+        let request = || Request::pair(text(pair, "query"), text(pair, "document"));
+        for engine in [&plain, &detected] {
+            let tokens = engine.prompt_tokens(&request()).await.expect("tokens");
+            assert_eq!(serde_json::json!(tokens), pair["tokens"]);
+            let score = engine.score(request()).await.expect("a score").values;
+            assert_close(&score, &serde_json::json!([pair["score"]]), text(pair, "document"));
+        }
+    }
+    let template = "Q: {query}\nD: {document}\nA: ";
+    let own = builder().rerank_tokens("yes", None).rerank_template(template);
+    let own = own.build().await.expect("an engine");
+    let tokens = async |text: &str| own.prompt_tokens(&Request::text(text)).await.expect("tokens");
+    let pair = own.prompt_tokens(&Request::pair("a", "b c d")).await.expect("tokens");
+    assert_eq!(pair, tokens("Q: a\nD: b c d\nA: ").await);
+    for (most, cut) in [(17, "Q: a\nD: b c d\nA: "), (16, "Q: a\nD: b c \nA: ")] {
+        let request = Request::pair("a", "b c d").truncate(most);
+        assert_eq!(own.prompt_tokens(&request).await.expect("tokens"), tokens(cut).await, "{most}");
+    }
+    let few = own.score(Request::pair("a", "b").truncate(6)).await;
+    assert!(few.is_err_and(|error| error.to_string().contains("at least 7 tokens")));
+    let ends = plain.prompt_tokens(&Request::pair("a", "<|im_end|>")).await.expect("tokens");
+    let end = plain.prompt_tokens(&Request::text("<|im_end|>")).await.expect("tokens");
+    assert_eq!(ends.iter().filter(|token| **token == end[0]).count(), 2);
+    assert!(plain.generate(Request::text("x")).await.is_ok() && plain.model_info().generates);
+    let pair = Engine::builder().model(folder.path()).build().await.expect("an engine");
+    assert!(matches!(pair.score(Request::pair("a", "b")).await, Err(Error::NotForScores { .. })));
+}
+
+/// Goal: tokens and templates of rerankers that cannot be used are refused by name.
+#[tokio::test]
+async fn other_rerankers_are_refused() {
+    let folder = plain_judge();
+    let builder = || Engine::builder().model(folder.path()).rerank_tokens("yes", Some("no"));
+    for (builder, expected) in [
+        (builder().rerank_tokens("maybe", None), "`maybe`, which is 5"),
+        (builder().rerank_template("{document} {query}"), "{query} and, after it, {document}"),
+        (builder().rerank_template("{query} {document} {query}"), "once each"),
+        (Engine::builder().model(folder.path()).rerank_template("x"), "rerank_tokens"),
+        (self::builder("qwen3_reranker").rerank_tokens("yes", None), "classifier"),
+        (self::builder("bert").rerank_tokens("yes", None), "text encoder"),
+    ] {
+        let error = builder.build().await.expect_err(expected).to_string();
+        assert!(error.contains(expected), "{expected}: {error}");
+    }
+}
+
 /// Goal: a reranker with a decoder computes the shared beginning of its pairs once, the scores have
 /// the bits of an engine without a cache, and it generates no text.
 #[tokio::test]
 async fn decoder_rerankers_share_the_query() {
-    let name = "qwen3_reranker";
+    for name in ["qwen3_reranker", "qwen3_judge"] {
+        shares_the_query(name).await;
+    }
+}
+
+async fn shares_the_query(name: &str) {
     let cold = builder(name).prefix_caching(false).build().await.expect(name);
-    let warm = builder(name).num_blocks(256).block_size(4).build().await.expect(name);
+    let warm = builder(name).num_blocks(512).block_size(4).build().await.expect(name);
     let query = "What is a stolon, and where does it grow along the ground?";
     let documents = ["a stem", "the ground", "der Seitenspross", "a stem"];
     let cold = cold.rerank(query, documents).await.expect("a ranking");
@@ -149,7 +282,8 @@ async fn decoder_rerankers_share_the_query() {
     assert!(stats.cached_tokens > stats.prompt_tokens / 2, "{stats:?}");
     assert!(!warm.model_info().is_encoder && warm.model_info().prefix_caching);
     let generated = warm.generate(Request::text("x")).await;
-    assert!(matches!(generated, Err(Error::ScoresOnly { .. })), "{generated:?}");
+    assert_eq!(matches!(generated, Err(Error::ScoresOnly { .. })), name == "qwen3_reranker");
+    drop(generated);
     warm.audit().await.expect("a consistent accounting");
 }
 

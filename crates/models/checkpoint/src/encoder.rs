@@ -3,17 +3,19 @@
 //! [`EncoderConfig`] is one description for all families (BERT, RoBERTa, MPNet, ModernBERT and so
 //! on). The forward pass reads it and never branches on the family. A family is a row of
 //! `families.rs`: the names of its classes, and the names of the modules in its files. `hf.rs` reads
-//! `config.json`, and `weights.rs` lists the tensors.
+//! `config.json`, `gguf.rs` the metadata of a GGUF file, and `weights.rs` lists the tensors.
 //!
 //! An encoder has no output matrix and no KV cache. What becomes of its hidden states is described
 //! by [`EmbeddingConfig`](crate::EmbeddingConfig) and [`HeadConfig`].
 
 mod families;
+mod gguf;
 mod head;
 mod hf;
 mod weights;
 
-pub use families::EncoderFamily;
+pub use families::{EncoderFamily, TensorNames};
+pub(crate) use gguf::{family as gguf_family, parse as parse_gguf, prefix as gguf_prefix};
 pub(crate) use head::is_classifier;
 pub use head::{HeadActivation, HeadConfig, HeadLayer, ScoreActivation, ScoreConfig};
 pub(crate) use hf::{family, parse};
@@ -31,6 +33,8 @@ const POSITIONS_MAX: usize = 1 << 17;
 pub struct EncoderConfig {
     /// The family. It is used only for names; the forward pass does not branch on it.
     pub family: EncoderFamily,
+    /// Whose names the tensors have.
+    pub names: TensorNames,
     /// What the names of all tensors begin with: the name of the encoder within a larger model, or
     /// nothing.
     pub prefix: String,
@@ -47,7 +51,13 @@ pub struct EncoderConfig {
     pub learned_positions: Option<LearnedPositions>,
     /// The numbers that are added to the scores of attention; `None` if there are none.
     pub score_bias: Option<ScoreBias>,
-    /// The epsilon of all layer norms, above 0.
+    /// The factor of the embeddings of tokens, above 0; `None` for 1.
+    pub embedding_scale: Option<f32>,
+    /// Whether the sum of the embeddings is normalized.
+    pub embedding_norm: bool,
+    /// The kind of all norms.
+    pub norm: EncoderNorm,
+    /// The epsilon of all norms, above 0.
     pub norm_eps: f32,
     /// Whether layer norms have biases.
     pub norm_bias: bool,
@@ -55,16 +65,24 @@ pub struct EncoderConfig {
     pub order: NormOrder,
     /// Number of attention heads.
     pub heads: usize,
-    /// Length of a head: `hidden_size / heads`.
+    /// Number of heads of keys and values, a divisor of `heads`.
+    pub kv_heads: usize,
+    /// Length of a head.
     pub head_dim: usize,
+    /// Whether each head's queries and keys are normalized.
+    pub head_norms: bool,
+    /// The factor of the scores of attention.
+    pub score_scale: f32,
     /// Whether the projections of attention have biases.
     pub attention_bias: bool,
     /// Number of inner features of the MLPs.
     pub inner_size: usize,
     /// The function of the inner features.
     pub activation: EncoderActivation,
-    /// Whether the projections of the MLPs have biases.
-    pub mlp_bias: bool,
+    /// Whether the projections to the inner features, and to their gates, have biases.
+    pub inner_bias: bool,
+    /// Whether the projections of the inner features have biases.
+    pub down_bias: bool,
     /// The layers.
     pub layers: Vec<EncoderLayer>,
 }
@@ -102,6 +120,31 @@ pub enum NormOrder {
     /// Before attention, except in the first layer, before the MLP, and after the last layer
     /// (ModernBERT).
     Before,
+    /// Before and after attention and the MLP, and after the last layer (Gemma).
+    Around,
+}
+
+/// The kind of the norms.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum EncoderNorm {
+    /// A layer norm: the mean is subtracted.
+    Layer,
+    /// An RMS norm.
+    Rms {
+        /// A number that is added to the weights: 1 if files have the weights minus one.
+        offset: f32,
+    },
+}
+
+impl EncoderNorm {
+    /// The number that is added to the weights.
+    #[must_use]
+    pub fn offset(self) -> f32 {
+        match self {
+            Self::Layer => 0.0,
+            Self::Rms { offset } => offset,
+        }
+    }
 }
 
 /// The function of the inner features of an MLP.
@@ -115,6 +158,8 @@ pub enum EncoderActivation {
     Relu,
     /// The inner features are multiplied by the GELU of a gate.
     GeluGate,
+    /// The same with the tanh approximation.
+    GeluTanhGate,
     /// The inner features are multiplied by the SiLU of a gate.
     SiluGate,
 }
@@ -123,7 +168,7 @@ impl EncoderActivation {
     /// Whether there is a gate.
     #[must_use]
     pub fn is_gated(self) -> bool {
-        matches!(self, Self::GeluGate | Self::SiluGate)
+        matches!(self, Self::GeluGate | Self::GeluTanhGate | Self::SiluGate)
     }
 }
 
@@ -159,7 +204,14 @@ impl EncoderConfig {
             let got = self.token_types;
             return Err(ModelError::key(name, "type_vocab_size", "at most 16", got));
         }
-        if self.heads * self.head_dim != self.hidden_size {
+        range("num_key_value_heads", self.kv_heads, self.heads)?;
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            let expected = format!("a divisor of num_attention_heads, {}", self.heads);
+            return Err(ModelError::key(name, "num_key_value_heads", expected, self.kv_heads));
+        }
+        // In all other families, the length of a head follows from the number of heads.
+        let is_divided = self.family != EncoderFamily::Gemma;
+        if is_divided && self.heads * self.head_dim != self.hidden_size {
             let expected = format!("a divisor of hidden_size, {}", self.hidden_size);
             return Err(ModelError::key(name, "num_attention_heads", expected, self.heads));
         }

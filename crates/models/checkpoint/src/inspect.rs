@@ -2,6 +2,7 @@
 //! the reasons why it would be refused. Only headers and small files are read, within the same
 //! limits as for loading.
 
+mod encoder;
 mod images;
 mod memory;
 mod outline;
@@ -13,14 +14,15 @@ use serde::Serialize;
 use stolon_text::TextSource;
 
 use crate::config::{self, DecoderConfig, ParsedConfig};
+use crate::encoder::ScoreConfig;
 use crate::error::{ModelError, quoted};
 use crate::gguf::{Header, split};
 #[cfg(feature = "hub")]
 use crate::hub::{self, Remote};
 use crate::kv::{KvType, WindowKv};
 use crate::load::{
-    EmbeddingConfig, GenerationDefaults, LoadOptions, class, directory, embedding, file_name, gguf,
-    head,
+    EmbeddingConfig, GenerationDefaults, LoadOptions, class, directory, embedding,
+    encoder as encoder_files, file_name, gguf, head, token_scores,
 };
 use crate::mmap::Bytes;
 use crate::source::ModelSource;
@@ -65,6 +67,8 @@ pub struct Inspection {
     pub eos_token_ids: Vec<u32>,
     /// How embeddings are computed; `None` for a model that is not an embedding model.
     pub embedding: Option<EmbeddingConfig>,
+    /// The labels of a model that computes scores; `None` for other models.
+    pub scores: Option<ScoreConfig>,
 }
 
 /// A file with weights.
@@ -168,10 +172,23 @@ fn of_gguf(
     let sizes = contents.iter().map(Bytes::file_bytes);
     inspection.files =
         header.files.iter().zip(sizes).map(|(name, bytes)| file(name, bytes)).collect();
+    if let Some(family) = crate::encoder::gguf_family(header) {
+        inspection.tensors = outline::gguf_tensors(header);
+        inspection.parameters = elements(&inspection.tensors);
+        let at = (directory, inspection.id.clone());
+        let files = std::mem::take(&mut inspection.files);
+        let loaded = encoder_files::load_gguf(header, contents, at, family);
+        inspection.add_text_encoder(loaded, options);
+        inspection.files = files;
+        return inspection;
+    }
     let mut described = None;
     match gguf::describe(header, contents) {
         Ok((parsed, weights)) => {
             inspection.describe(&parsed, &weights, options);
+            if let Err(error) = weights.check_all(config::gguf::rank_matrix(header)) {
+                inspection.refuse(error);
+            }
             described = Some((parsed, weights));
         }
         Err(error) => {
@@ -217,7 +234,7 @@ fn of_directory(
         if let Ok(weights) = &weights {
             inspection.of_weights(weights, None, options);
         }
-        inspection.refuse(crate::load::no_decoder(family));
+        inspection.add_text_encoder_of(directory, &json, family, options);
         return Ok(inspection);
     }
     let mut config = match config::parse_json(&path.display().to_string(), &json) {
@@ -241,6 +258,9 @@ fn of_directory(
             let file = path.display().to_string();
             let scores = class::scores(&file, &json, &weights, config.decoder.hidden_size)?;
             has_no_output = inspection.embedding.is_some() || scores.is_some();
+            if let Some(scores) = scores {
+                inspection.set_scores(scores.config);
+            }
             head::tie_missing(config, &mut weights, has_no_output);
             inspection.notes.extend(head::untie_different(config, &weights));
         }
@@ -255,6 +275,9 @@ fn of_directory(
             }
             inspection.of_weights(&weights, config.as_ref(), options);
             if let Some(config) = &config {
+                if let Err(error) = token_scores::of_directory(directory, &config.decoder) {
+                    inspection.refuse(error);
+                }
                 inspection.add_images((directory, &json), &config.decoder, &weights, options);
             }
         }
@@ -288,6 +311,7 @@ impl Inspection {
             text: None,
             eos_token_ids: Vec::new(),
             embedding: None,
+            scores: None,
         }
     }
 

@@ -16,14 +16,16 @@ pub(crate) mod mmproj;
 pub(crate) mod model;
 pub(crate) mod skills;
 pub(crate) mod suppressed;
+pub(crate) mod token_scores;
 
 pub use embedding::{EmbeddingConfig, EmbeddingSizes};
 pub use encoder::{EncoderTask, LoadedEncoder, TextPrompts};
 pub use gguf::read_gguf_tokenizer;
 pub use images::ImageModel;
-pub use model::{GenerationDefaults, LoadedModel, LoadedScores};
+pub use model::{GenerationDefaults, LoadedModel, LoadedScores, PairForm};
 pub use skills::{PromptParts, ReasoningTokens, SkillPrompts};
 pub use suppressed::SuppressedTokens;
+pub use token_scores::ScoreTokens;
 
 use std::path::{Path, PathBuf};
 
@@ -126,13 +128,13 @@ fn read(source: &ModelSource, options: &LoadOptions) -> Result<AnyModel, ModelEr
     };
     match source {
         ModelSource::Directory(path) => from_directory(path, file_name(path)),
-        ModelSource::Gguf(path) => decoder(gguf::load(path, file_name(path))),
+        ModelSource::Gguf(path) => gguf::load(path, file_name(path)),
         #[cfg(feature = "hub")]
         ModelSource::Hub { id, revision, file } => {
             let path = hub::fetch(id, revision, file.as_deref(), &options.hub)?;
             match path.is_dir() {
                 true => from_directory(&path, id.clone()),
-                false => decoder(gguf::load(&path, id.clone())),
+                false => gguf::load(&path, id.clone()),
             }
         }
         #[cfg(not(feature = "hub"))]
@@ -154,19 +156,16 @@ fn from_directory(directory: &Path, id: String) -> Result<AnyModel, ModelError> 
     if !std::fs::metadata(directory).map_err(io)?.is_dir() {
         return Err(io(std::io::Error::other("expected a directory")));
     }
-    let model = match directory::gguf_instead(directory)? {
-        Some(path) => gguf::load(&path, id)?,
-        None => {
-            let config = optional(directory::read_config(directory))?;
-            let family = config.as_ref().and_then(crate::encoder::family);
-            if let Some((config, family)) = config.as_ref().zip(family) {
-                let encoder = encoder::load(directory, id, config, family)?;
-                return Ok(AnyModel::Encoder(Box::new(encoder)));
-            }
-            directory::load(directory, id)?
-        }
-    };
-    Ok(AnyModel::Decoder(Box::new(model)))
+    if let Some(path) = directory::gguf_instead(directory)? {
+        return gguf::load(&path, id);
+    }
+    let config = optional(directory::read_config(directory))?;
+    let family = config.as_ref().and_then(crate::encoder::family);
+    if let Some((config, family)) = config.as_ref().zip(family) {
+        let encoder = encoder::load(directory, id, config, family)?;
+        return Ok(AnyModel::Encoder(Box::new(encoder)));
+    }
+    Ok(AnyModel::Decoder(Box::new(directory::load(directory, id)?)))
 }
 
 /// The last component of a path, which is used as the model's name.

@@ -23,6 +23,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::path::Path;
 
+use stolon_kernels::Matrix;
 pub use stolon_kernels::TensorType;
 
 use crate::config::{
@@ -69,6 +70,11 @@ impl Weights {
     /// Creates weights without tensors. `origin` is used in errors about missing tensors.
     pub(crate) fn empty(origin: impl Into<String>) -> Self {
         Self { origin: origin.into(), regions: Vec::new(), tensors: HashMap::new() }
+    }
+
+    /// The file or directory of the weights, for errors.
+    pub(crate) fn origin(&self) -> &str {
+        &self.origin
     }
 
     /// Maps the safetensors files of a model directory: `model.safetensors`, or the files that
@@ -298,6 +304,43 @@ impl Weights {
         let mut values = vec![0.0; spec.shape.iter().product()];
         stolon_kernels::widen(tensor.dtype, &tensor.bytes, &mut values);
         Ok(values)
+    }
+
+    /// The rows `indices` of the matrix `spec`, which may have any type, in f32.
+    ///
+    /// # Errors
+    /// The errors of [`tensor`](Self::tensor).
+    ///
+    /// # Panics
+    /// If an index is not below the number of rows.
+    pub fn rows(&self, spec: &TensorSpec, indices: &[usize]) -> Result<Vec<Vec<f32>>, ModelError> {
+        let tensor = self.tensor(&spec.name, &spec.shape)?;
+        let (count, width) = (spec.shape[0], spec.shape[1]);
+        assert!(indices.iter().all(|&index| index < count), "rows of {count}: {indices:?}");
+        let row_bytes = tensor.bytes.len() / count;
+        let unpackable = |error| ModelError::Unpackable { tensor: spec.name.clone(), error };
+        let path = stolon_kernels::Path::detect().map_err(unpackable)?;
+        let row = |&index: &usize| {
+            let bytes = &tensor.bytes[index * row_bytes..][..row_bytes];
+            let matrix = Matrix::pack(tensor.dtype, 1, width, bytes, path).map_err(unpackable)?;
+            let mut values = vec![0.0; width];
+            matrix.row(0, &mut values);
+            Ok(values)
+        };
+        indices.iter().map(row).collect()
+    }
+
+    /// Adds the tensor `spec` with these values, in f32.
+    pub(crate) fn add_floats(
+        &mut self,
+        spec: &TensorSpec,
+        values: &[f32],
+    ) -> Result<(), ModelError> {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let range = 0..bytes.len();
+        let region = self.add_region(&self.origin.clone(), Bytes::Owned(bytes));
+        let stored = Stored::whole(region, Ok(TensorType::F32), spec.shape.clone(), range);
+        self.insert(spec.name.clone(), stored)
     }
 
     /// A hash of all files, for [`KvFormat`](stolon_backend::KvFormat). Pieces of the files are

@@ -16,7 +16,7 @@ mod score_bias;
 
 use stolon_backend::{Backend, BackendError, BackendSpec, BatchChecker, StepBatch, StepOutput};
 use stolon_checkpoint::config::{Rope, RopeScaling};
-use stolon_checkpoint::encoder::{EncoderConfig, EncoderNormWeights, EncoderWeights};
+use stolon_checkpoint::encoder::{EncoderConfig, EncoderNorm, EncoderNormWeights, EncoderWeights};
 use stolon_checkpoint::error::ModelError;
 use stolon_checkpoint::kv::KvType;
 use stolon_checkpoint::memory::{check_free, packed_bytes};
@@ -53,16 +53,18 @@ pub struct EncoderBackend {
     path: Path,
 }
 
-/// The activations of a step. Each buffer of f32 is `[rows, hidden_size]`. They keep the size of the
-/// largest step.
+/// The activations of a step. They keep the size of the largest step.
 #[derive(Debug, Default)]
 struct Activations {
-    /// The residual stream.
+    /// The residual stream, `[rows, hidden_size]`.
     x: Vec<f32>,
+    /// Memory for rows of the residual stream, of the same size.
+    spare: Vec<f32>,
     /// Its rows, normalized or not, packed for a product.
     normed: Operands,
+    /// The queries, `[rows, heads * head_dim]`.
     q: Vec<f32>,
-    /// The output of attention, and memory for normalized rows.
+    /// The output of attention, of the same size.
     attended: Vec<f32>,
     /// The output of attention, packed.
     mixed: Operands,
@@ -72,9 +74,10 @@ struct Activations {
     positions: Vec<u32>,
 }
 
-/// A layer norm.
+/// A norm of rows of the residual stream.
 #[derive(Debug)]
 struct Norm {
+    kind: EncoderNorm,
     weight: Vec<f32>,
     /// Zeroes if the norm has no bias.
     bias: Vec<f32>,
@@ -84,20 +87,38 @@ struct Norm {
 impl Norm {
     fn load(
         weights: &EncoderNormWeights,
-        eps: f32,
+        config: &EncoderConfig,
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
         let EncoderNormWeights { weight, bias } = weights;
         let weight = loader.vector(weight)?;
         let bias = loader.optional_vector(bias.as_ref())?;
         let bias = bias.unwrap_or_else(|| vec![0.0; weight.len()]);
-        Ok(Self { weight, bias, eps })
+        Ok(Self { kind: config.norm, weight, bias, eps: config.norm_eps })
     }
 
     /// Normalizes the rows of `x` into `out`.
     fn apply(&self, x: &[f32], out: &mut [f32], path: Path) {
-        let norm = LayerNorm { weight: &self.weight, bias: &self.bias, eps: self.eps };
-        kernels::layer_norm(path, x, &norm, out);
+        let Self { kind, weight, bias, eps } = self;
+        match *kind {
+            EncoderNorm::Layer => {
+                kernels::layer_norm(path, x, &LayerNorm { weight, bias, eps: *eps }, out);
+            }
+            EncoderNorm::Rms { offset } => kernels::rms_norm(path, x, weight, *eps, offset, out),
+        }
+    }
+
+    /// Normalizes the rows of `y` and adds them to those of `x`.
+    fn add(&self, x: &mut [f32], y: &[f32], path: Path, workers: &Workers) {
+        let width = self.weight.len();
+        let chunk = workers.chunk_rows(x.len() / width, width) * width;
+        workers.run(x.chunks_mut(chunk).zip(y.chunks(chunk)), |(x, y)| {
+            let mut normed = vec![0.0; width];
+            for (x, y) in x.chunks_exact_mut(width).zip(y.chunks_exact(width)) {
+                self.apply(y, &mut normed, path);
+                kernels::add(path, x, &normed);
+            }
+        });
     }
 
     /// Normalizes the rows of `x` in place. `spare` has the size of `x`.
@@ -145,22 +166,24 @@ impl EncoderBackend {
             layers,
             final_norm,
         } = specs;
-        let eps = config.norm_eps;
+        let norm =
+            |norm: &EncoderNormWeights, loader: &mut Loader<'_>| Norm::load(norm, &config, loader);
         let embedding = Embedding {
             tokens: loader.matrix(&tokens)?,
             positions: loader.optional_vector(positions.as_ref())?,
             token_types: loader.optional_vector(token_types.as_ref())?,
-            norm: Norm::load(&embedding_norm, eps, &mut loader)?,
+            norm: embedding_norm.map(|own| norm(&own, &mut loader)).transpose()?,
         };
         let learned = loader.optional_vector(score_bias.as_ref())?;
         let bias = BiasTable::new(&config, learned.as_deref());
         let layers = layers
             .iter()
-            .map(|weights| Layer::load(weights, eps, &mut loader))
+            .map(|weights| Layer::load(weights, &config, &mut loader))
             .collect::<Result<Vec<_>, _>>()?;
-        let final_norm = final_norm.map(|norm| Norm::load(&norm, eps, &mut loader)).transpose()?;
+        let final_norm = final_norm.map(|own| norm(&own, &mut loader)).transpose()?;
         drop(loader);
-        let shape = FullShape { heads: config.heads, head_dim: config.head_dim, kv_type, path };
+        let EncoderConfig { heads, kv_heads, head_dim, score_scale: scale, .. } = config;
+        let shape = FullShape { heads, kv_heads, head_dim, scale, kv_type, path };
         let kv = FullKv::new(shape, std::iter::once(1))?;
         let blocks_each = config.max_positions.div_ceil(BLOCK_SIZE);
         let block_count = options.state_slots.max(1).saturating_mul(blocks_each);
@@ -202,10 +225,12 @@ impl EncoderBackend {
     fn forward(&mut self, batch: &StepBatch) -> Result<(), BackendError> {
         let rows = batch.tokens.len();
         let size = rows * self.config.hidden_size;
+        let attention_size = rows * self.config.heads * self.config.head_dim;
         let lens = batch.sequences.iter().map(|slice| slice.token_count);
         self.kv.reset(lens.clone()).map_err(|error| BackendError::Failed(error.to_string()))?;
-        let Activations { x, q, attended, positions, .. } = &mut self.activations;
-        [x, q, attended].into_iter().for_each(|buffer| buffer.resize(size, 0.0));
+        let Activations { x, spare, q, attended, positions, .. } = &mut self.activations;
+        [x, spare].into_iter().for_each(|buffer| buffer.resize(size, 0.0));
+        [q, attended].into_iter().for_each(|buffer| buffer.resize(attention_size, 0.0));
         positions.clear();
         positions.extend(lens.flat_map(|len| 0..len as u32));
         self.embed(batch);
@@ -226,8 +251,8 @@ impl EncoderBackend {
             );
         }
         if let Some(norm) = &self.final_norm {
-            let Activations { x, attended, .. } = &mut self.activations;
-            norm.replace(x, attended, self.path, &self.workers);
+            let Activations { x, spare, .. } = &mut self.activations;
+            norm.replace(x, spare, self.path, &self.workers);
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 use stolon_checkpoint::error::KvStoreError;
 use stolon_checkpoint::kv::{KvLayer, KvShape, KvType};
 use stolon_kernels::{
-    self as kernels, AttentionArgs, AttentionSequence, KvLayout, Operands, Path, Product,
+    self as kernels, AttentionArgs, AttentionSequence, HeadNorm, KvLayout, Operands, Path, Product,
     RelativeBias, RowSums, Sink, SlotMapping,
 };
 use stolon_kvcache::BlockId;
@@ -21,9 +21,13 @@ const BLOCK_SIZE: usize = 128;
 /// The sizes of a layer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FullShape {
-    /// Number of heads of queries, and of keys and values.
+    /// Number of heads of queries.
     pub(crate) heads: usize,
+    /// Number of heads of keys and values.
+    pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
+    /// The factor of scores.
+    pub(crate) scale: f32,
     pub(crate) kv_type: KvType,
     pub(crate) path: Path,
 }
@@ -101,11 +105,12 @@ impl FullKv {
     }
 
     /// Computes the queries of all rows into `q`, `[rows, heads, head_dim]`, and their keys and
-    /// values into this store, in one call. `rotation` returns the cosines and sines of a row, by
-    /// which its queries and keys are rotated; `None` if they are not.
+    /// values into this store, in one call. `norms` are those of each head's queries and keys, if
+    /// there are some. `rotation` returns the cosines and sines of a row, by which its queries and
+    /// keys are rotated; `None` if they are not.
     pub(crate) fn project<'a>(
         &mut self,
-        qkv: &[Linear; 3],
+        (qkv, norms): (&[Linear; 3], Option<[HeadNorm<'_>; 2]>),
         rows: &Operands,
         q: &mut [f32],
         rotation: impl Fn(usize) -> Option<(&'a [f32], &'a [f32])> + Sync,
@@ -117,10 +122,18 @@ impl FullKv {
         let epilogues = [0, 1, 2].map(|part| {
             move |sums: RowSums<'_>| {
                 qkv[part].add_bias(path, sums.feature, sums.first);
-                if part < 2
-                    && let Some(rotation) = rotation(sums.row)
-                {
-                    kernels::norm_and_rope(path, sums.first, head_dim, None, rotation);
+                if part == 2 {
+                    return;
+                }
+                let norm = norms.map(|norms| norms[part]);
+                match (rotation(sums.row), norm) {
+                    (Some(rotation), norm) => {
+                        kernels::norm_and_rope(path, sums.first, head_dim, norm, rotation);
+                    }
+                    (None, Some(HeadNorm { weight, eps, offset })) => {
+                        kernels::rms_norm_in_place(path, sums.first, weight, eps, offset);
+                    }
+                    (None, None) => {}
                 }
             }
         });
@@ -149,7 +162,8 @@ impl FullKv {
         workers: &Workers,
     ) {
         let KvShape { attention_layers, block_size, .. } = self.store.shape();
-        let KvLayer { kv_heads: heads, head_dim, key_layout, .. } = attention_layers[0];
+        let KvLayer { kv_heads, head_dim, key_layout, .. } = attention_layers[0];
+        let FullShape { heads, scale, .. } = self.shape;
         let FullMask { window, bias } = *mask;
         let sequences: Vec<AttentionSequence<'_>> = self
             .sequences
@@ -174,9 +188,9 @@ impl FullKv {
             values: self.store.values(0),
             block_size: *block_size,
             heads,
-            kv_heads: heads,
+            kv_heads,
             head_dim,
-            scale: 1.0 / (head_dim as f32).sqrt(),
+            scale,
             softcap: None,
             sliding_window: window.map(|window| window + 1),
             window_after: window,
@@ -194,10 +208,10 @@ fn blocks(lens: impl Iterator<Item = usize>) -> usize {
 
 impl FullShape {
     fn store(&self, block_count: usize) -> Result<KvStore, KvStoreError> {
-        let Self { heads, head_dim, kv_type, path } = *self;
+        let Self { heads: _, kv_heads, head_dim, scale: _, kv_type, path } = *self;
         let bf16 = kv_type == KvType::Bf16;
         let layer = KvLayer {
-            kv_heads: heads,
+            kv_heads,
             head_dim,
             key_layout: KvLayout::of_keys(path, bf16, BLOCK_SIZE, head_dim),
             shared: false,

@@ -163,7 +163,14 @@ impl Encoder {
         let patches = Patches::of(&self.config, image, picture_size(image), index);
         let tower = &self.config.tower;
         let (heads, head_dim) = (tower.heads, tower.head_dim());
-        let shape = FullShape { heads, head_dim, kv_type: self.kv_type, path: self.path };
+        let shape = FullShape {
+            heads,
+            kv_heads: heads,
+            head_dim,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            kv_type: self.kv_type,
+            path: self.path,
+        };
         let kv = FullKv::new(shape, std::iter::once(patches.count()))
             .map_err(|error| BackendError::Failed(format!("image: {error}")))?;
         Ok(self.tower.embed(&patches, kv, self.path, workers))

@@ -10,6 +10,7 @@
 //! * `Tokenizer`, `Detokenizer`: from text to token ids, and back while tokens arrive;
 //! * `ChatTemplate`: from [`ChatMessage`]s to the text that the model was trained on;
 //! * [`Infill`]: a gap in a text; `InfillTokens` makes the prompt that a model fills it for;
+//! * `PairPrompts`: the prompts of a reranker with a decoder;
 //! * [`AnswerParser`]: takes an answer apart into reasoning, text and tool calls;
 //! * [`Grammar`]: the form that an answer has to follow; with the feature `grammar`,
 //!   `GrammarCompiler` computes which tokens may come next;
@@ -33,6 +34,8 @@ mod grammar;
 mod infill;
 mod json;
 mod message;
+#[cfg(feature = "tokenizer")]
+mod pair;
 #[cfg(feature = "tokenizer")]
 mod processor_time;
 #[cfg(feature = "tokenizer")]
@@ -67,6 +70,8 @@ pub use infill::InfillTokens;
 pub use infill::{Infill, InfillFile};
 pub use json::replace_lone_surrogates;
 pub use message::{ChatMessage, MessageContent};
+#[cfg(feature = "tokenizer")]
+pub use pair::PairPrompts;
 #[cfg(feature = "tokenizer")]
 pub use replace::replace_in_order;
 pub use source::{GgufTokenizer, TextSource, TokenizerSource};

@@ -65,7 +65,8 @@ impl fmt::Debug for TokenizerSource {
 pub struct GgufTokenizer {
     /// Name of the file, used in error messages.
     pub file: String,
-    /// Kind of tokenizer: `gpt2` (byte-level BPE) or `llama` (SentencePiece).
+    /// Kind of tokenizer: `gpt2` (byte-level BPE), `llama` (SentencePiece's BPE), `bert` (WordPiece)
+    /// or `t5` (SentencePiece's Unigram).
     pub model: String,
     /// Name of the pattern that splits a text into words before BPE, e.g. `llama-bpe`, `qwen2`.
     pub pre: Option<String>,
@@ -86,10 +87,16 @@ pub struct GgufTokenizer {
     pub unknown_token_id: Option<u32>,
     /// Id of the padding token.
     pub padding_token_id: Option<u32>,
+    /// Id of the token between two texts.
+    pub separator_token_id: Option<u32>,
     /// Whether encoding starts with `bos_token_id`.
     pub add_bos_token: Option<bool>,
     /// Whether encoding ends with `eos_token_id`.
     pub add_eos_token: Option<bool>,
     /// Whether encoding prepends a space to the text (SentencePiece).
     pub add_space_prefix: Option<bool>,
+    /// Whether runs of spaces become one space (Unigram).
+    pub remove_extra_whitespaces: Option<bool>,
+    /// The table of SentencePiece's normalizer (Unigram).
+    pub precompiled_charsmap: Option<Vec<u8>>,
 }

@@ -20,6 +20,7 @@ pub use admission::Admission;
 pub use history::{History, HistoryArgs, Switch};
 pub use images::ImageArgs;
 use parsers::{parse_embedding_sizes, parse_json};
+pub use rerank::RerankArgs;
 pub use sampling::SamplingArgs;
 pub use speculation::SpeculationArgs;
 pub use tiers::{DiskSize, TierArgs};
@@ -30,6 +31,7 @@ mod files;
 mod history;
 mod images;
 mod parsers;
+mod rerank;
 mod sampling;
 mod speculation;
 mod tiers;
@@ -70,6 +72,9 @@ pub struct EngineArgs {
     /// A Jinja template of at most 256 KiB, as in a model's chat_template.jinja.
     #[arg(long, value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
+    /// Use a language model as a reranker that answers with one of two tokens.
+    #[command(flatten)]
+    pub rerank: RerankArgs,
     /// Replace members of the model's generation_config.json: a JSON object with any of do_sample,
     /// temperature, top_k, top_p, min_p and repetition_penalty, and of suppress_tokens,
     /// begin_suppress_tokens, bad_words_ids and no_repeat_ngram_size
@@ -377,6 +382,7 @@ impl EngineArgs {
         if let Some(path) = &self.chat_template {
             builder = builder.chat_template(files::read_template(path)?);
         }
+        builder = self.rerank.apply(builder)?;
         if let Some(bytes) = self.kv_memory {
             builder = builder.kv_memory(bytes);
         }

@@ -23,6 +23,9 @@ const TEMPLATE_LINES: usize = 20;
 /// Maximum number of characters of such a line.
 const LINE_CHARS_MAX: usize = 200;
 
+/// Number of labels of a classifier that are shown.
+const LABELS_SHOWN: usize = 8;
+
 /// The commands of `stolon model`.
 #[derive(Debug, Subcommand)]
 pub enum ModelCommand {
@@ -232,6 +235,12 @@ fn figures(inspection: &Inspection, tokenizer: Option<&str>) -> Vec<(&'static st
     let template = template(inspection).map(|text| format!("{} characters", text.chars().count()));
     add("chat template", Some(template.unwrap_or("none".into())));
     add("embeddings", Some(inspection.embedding.as_ref().map_or("none".into(), embeddings)));
+    if let Some(scores) = &inspection.scores {
+        let (count, shown) = (scores.labels.len(), scores.labels.iter().take(LABELS_SHOWN));
+        let labels = shown.cloned().collect::<Vec<_>>().join(", ");
+        let end = if count > LABELS_SHOWN { ", ..." } else { "" };
+        figures.push(("scores", format!("of {count} labels: {labels}{end}")));
+    }
     figures
 }
 
@@ -276,7 +285,11 @@ fn memory_table(memory: &MemoryNeeded, outline: &Outline) -> String {
             memory.weights.saturating_add(memory.kv_of_context),
         ),
     ];
-    let rows: Vec<_> = first.into_iter().chain(windows).chain(last).collect();
+    let mut rows: Vec<_> = first.into_iter().chain(windows).chain(last).collect();
+    if memory.kv_per_token == 0 {
+        // A text encoder.
+        rows.truncate(2);
+    }
     terminal::table(&rows)
 }
 

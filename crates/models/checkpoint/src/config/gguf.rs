@@ -25,12 +25,12 @@ use super::architecture::{AttentionScale, Description, Dialect, Gate};
 use super::{
     Activation, Architecture, AttentionConfig, DecoderConfig, FeedForwardConfig, GateFunction,
     KeysAndValues, LatentConfig, LatentSizes, LayerConfig, MlpConfig, NormKind, NormsConfig,
-    PlainFunction, QkNorm,
+    PlainFunction, QkNorm, TensorRole, TensorSpec,
 };
 use crate::error::{ModelError, quoted};
 use crate::gguf::{Header, Value};
 pub(crate) use encoder::{EncoderKind, encoder, encoder_tensor_name, largest_edge, pixels};
-use metadata::Metadata;
+pub(crate) use metadata::Metadata;
 pub(crate) use names::tensor_name;
 
 /// Reads the content of a small tensor of F32 values, if the file has it.
@@ -45,11 +45,25 @@ pub(crate) fn pooling(header: &Header) -> Result<Option<Pooling>, ModelError> {
         Some(0) => Ok(None),
         Some(1) => Ok(Some(Pooling::Mean)),
         Some(3) => Ok(Some(Pooling::Last)),
+        Some(4) if rank_matrix(header).is_some() => Ok(None),
         _ => {
-            let expected = "0 (none), 1 (mean) or 3 (last)";
+            let expected = "0 (none), 1 (mean), 3 (last), or 4 (rank) with a matrix of two rows";
             Err(keys.unsupported("pooling_type", expected, value.shown()))
         }
     }
+}
+
+/// The matrix of the two answers of a reranker, `[2, hidden_size]`, if the file has one. Its rows
+/// are those of the output matrix for the tokens that say yes and no.
+pub(crate) fn rank_matrix(header: &Header) -> Option<TensorSpec> {
+    const NAME: &str = "cls.output.weight";
+    let shape = header.tensors.get(NAME)?.shape.clone();
+    let width = header.tensors.get("token_embd.weight")?.shape.get(1)?;
+    (shape == [2, *width]).then(|| TensorSpec {
+        name: NAME.to_owned(),
+        shape,
+        role: TensorRole::Matrix,
+    })
 }
 
 /// Parses the configuration from `header`. `tensors` reads the divisors of rotary embeddings.

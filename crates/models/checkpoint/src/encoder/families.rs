@@ -15,6 +15,10 @@ pub enum EncoderFamily {
     ModernBert,
     /// Nomic BERT: nomic-embed-text-v1 and v1.5.
     NomicBert,
+    /// JinaBERT, with ALiBi: jina-embeddings-v2.
+    JinaBert,
+    /// Gemma 3 with attention in both directions: EmbeddingGemma.
+    Gemma,
 }
 
 /// The names of a family's modules. Names of layers begin after `layer`, in which `{}` is the
@@ -30,13 +34,19 @@ pub(super) struct ModuleNames {
     /// The matrix that has the rows of all three projections, if files have it.
     pub(super) fused_qkv: &'static str,
     pub(super) output: &'static str,
+    /// The norms of each head's queries and keys.
+    pub(super) head_norms: [&'static str; 2],
     pub(super) attention_norm: &'static str,
+    /// The norm of attention's output before it is added to the residual stream.
+    pub(super) attention_output_norm: &'static str,
     pub(super) gate: &'static str,
     pub(super) up: &'static str,
     /// The matrix that has the rows of the gate, then of the inner features, if files have it.
     pub(super) fused_gate_up: &'static str,
     pub(super) down: &'static str,
     pub(super) mlp_norm: &'static str,
+    /// The norm of the MLP's output before it is added to the residual stream.
+    pub(super) mlp_output_norm: &'static str,
     pub(super) final_norm: &'static str,
     pub(super) score_bias: &'static str,
 }
@@ -50,12 +60,15 @@ const BERT: ModuleNames = ModuleNames {
     qkv: ["attention.self.query", "attention.self.key", "attention.self.value"],
     fused_qkv: "",
     output: "attention.output.dense",
+    head_norms: ["", ""],
     attention_norm: "attention.output.LayerNorm",
+    attention_output_norm: "",
     gate: "",
     up: "intermediate.dense",
     fused_gate_up: "",
     down: "output.dense",
     mlp_norm: "output.LayerNorm",
+    mlp_output_norm: "",
     final_norm: "",
     score_bias: "encoder.relative_attention_bias",
 };
@@ -109,7 +122,97 @@ const NOMIC: ModuleNames = ModuleNames {
     ..BERT
 };
 
+/// The names of llama.cpp for models with norms after attention and after the MLP. Its files of
+/// RoBERTa and DistilBERT have them, too.
+const GGUF: ModuleNames = ModuleNames {
+    tokens: "token_embd",
+    positions: "position_embd",
+    token_types: "token_types",
+    embedding_norm: "token_embd_norm",
+    layer: "blk.{}.",
+    qkv: ["attn_q", "attn_k", "attn_v"],
+    fused_qkv: "attn_qkv",
+    output: "attn_output",
+    head_norms: ["attn_q_norm", "attn_k_norm"],
+    attention_norm: "attn_output_norm",
+    attention_output_norm: "post_attention_norm",
+    gate: "ffn_gate",
+    up: "ffn_up",
+    fused_gate_up: "",
+    down: "ffn_down",
+    mlp_norm: "layer_output_norm",
+    mlp_output_norm: "post_ffw_norm",
+    final_norm: "",
+    score_bias: "",
+};
+
+/// The names of llama.cpp for ModernBERT. The combined matrix has the name that the second of its
+/// parts has in other files.
+const GGUF_MODERNBERT: ModuleNames = ModuleNames {
+    attention_norm: "attn_norm",
+    up: "ffn_inner",
+    fused_gate_up: "ffn_up",
+    mlp_norm: "ffn_norm",
+    final_norm: "output_norm",
+    ..GGUF
+};
+
+/// The names of llama.cpp for EmbeddingGemma.
+const GGUF_GEMMA: ModuleNames = ModuleNames {
+    attention_norm: "attn_norm",
+    mlp_norm: "ffn_norm",
+    final_norm: "output_norm",
+    ..GGUF
+};
+
+const GEMMA: ModuleNames = ModuleNames {
+    tokens: "embed_tokens",
+    layer: "layers.{}.",
+    qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    output: "self_attn.o_proj",
+    head_norms: ["self_attn.q_norm", "self_attn.k_norm"],
+    attention_norm: "input_layernorm",
+    attention_output_norm: "post_attention_layernorm",
+    gate: "mlp.gate_proj",
+    up: "mlp.up_proj",
+    down: "mlp.down_proj",
+    mlp_norm: "pre_feedforward_layernorm",
+    mlp_output_norm: "post_feedforward_layernorm",
+    final_norm: "norm",
+    ..BERT
+};
+
+const JINA: ModuleNames = ModuleNames {
+    gate: "mlp.gate",
+    up: "mlp.up",
+    fused_gate_up: "mlp.gated_layers",
+    down: "mlp.wo",
+    mlp_norm: "mlp.layernorm",
+    ..BERT
+};
+
+/// Whose names the tensors of a model have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorNames {
+    /// The names of the family in transformers.
+    HuggingFace,
+    /// Those of llama.cpp.
+    Gguf,
+}
+
 impl EncoderFamily {
+    /// The family with this `general.architecture` of a GGUF file; `None` if it is not an encoder.
+    pub(crate) fn of_gguf(name: &str) -> Option<Self> {
+        Some(match name {
+            "bert" => Self::Bert,
+            "nomic-bert" => Self::NomicBert,
+            "jina-bert-v2" => Self::JinaBert,
+            "modern-bert" => Self::ModernBert,
+            "gemma-embedding" => Self::Gemma,
+            _ => return None,
+        })
+    }
+
     /// The family of a `model_type` of `config.json`; `None` if it is not an encoder.
     pub(crate) fn of_model_type(name: &str) -> Option<Self> {
         Some(match name {
@@ -119,6 +222,7 @@ impl EncoderFamily {
             "distilbert" => Self::DistilBert,
             "modernbert" => Self::ModernBert,
             "nomic_bert" => Self::NomicBert,
+            "gemma3_text" => Self::Gemma,
             _ => return None,
         })
     }
@@ -133,22 +237,31 @@ impl EncoderFamily {
             Self::DistilBert => "DistilBERT",
             Self::ModernBert => "ModernBERT",
             Self::NomicBert => "Nomic BERT",
+            Self::JinaBert => "JinaBERT",
+            Self::Gemma => "EmbeddingGemma",
         }
     }
 
     /// All families.
     pub fn all() -> impl Iterator<Item = Self> {
-        use EncoderFamily::{Bert, DistilBert, ModernBert, MpNet, NomicBert, Roberta};
-        [Bert, Roberta, MpNet, DistilBert, ModernBert, NomicBert].into_iter()
+        use EncoderFamily::{
+            Bert, DistilBert, Gemma, JinaBert, ModernBert, MpNet, NomicBert, Roberta,
+        };
+        [Bert, Roberta, MpNet, DistilBert, ModernBert, NomicBert, JinaBert, Gemma].into_iter()
     }
 
-    pub(super) fn names(self) -> &'static ModuleNames {
+    pub(super) fn names(self, kind: TensorNames) -> &'static ModuleNames {
         match self {
+            Self::ModernBert if kind == TensorNames::Gguf => &GGUF_MODERNBERT,
+            Self::Gemma if kind == TensorNames::Gguf => &GGUF_GEMMA,
+            _ if kind == TensorNames::Gguf => &GGUF,
             Self::Bert | Self::Roberta => &BERT,
             Self::MpNet => &MPNET,
             Self::DistilBert => &DISTILBERT,
             Self::ModernBert => &MODERNBERT,
             Self::NomicBert => &NOMIC,
+            Self::JinaBert => &JINA,
+            Self::Gemma => &GEMMA,
         }
     }
 }

@@ -2,12 +2,12 @@
 //! labels of a classifier.
 
 use serde::Serialize;
-use serde_json::Value;
 
 use super::weights::linear;
-use super::{EncoderFamily, EncoderNormWeights};
+use super::{EncoderConfig, EncoderFamily, EncoderNormWeights};
 use crate::config::{Keys, LinearWeights, TensorRole, TensorSpec};
 use crate::error::ModelError;
+use crate::gguf::{Header, Value};
 
 /// Maximum number of labels of a classifier.
 const LABELS_MAX: usize = 1 << 16;
@@ -153,6 +153,37 @@ impl ScoreConfig {
     }
 }
 
+impl ScoreConfig {
+    /// The labels of a classifier in a GGUF file.
+    pub(crate) fn of_gguf(header: &Header) -> Result<Self, ModelError> {
+        let count = rank_labels(header);
+        if !(1..=LABELS_MAX).contains(&count) {
+            let expected = format!("a matrix of 1 to {LABELS_MAX} rows");
+            return Err(ModelError::key(&header.file, RANK, expected, count));
+        }
+        let key = format!("{}.classifier.output_labels", super::gguf::prefix(header));
+        let labels = match header.metadata.get(&key) {
+            Some(Value::Texts(labels)) if labels.len() == count => labels.clone(),
+            _ => (0..count).map(|index| format!("LABEL_{index}")).collect(),
+        };
+        let activation =
+            if count == 1 { ScoreActivation::Sigmoid } else { ScoreActivation::Softmax };
+        Ok(Self { labels, activation })
+    }
+}
+
+/// The matrix of the labels in a GGUF file.
+const RANK: &str = "cls.output.weight";
+
+/// Number of its rows; 0 without it.
+fn rank_labels(header: &Header) -> usize {
+    match header.tensors.get(RANK).map(|info| info.shape.as_slice()) {
+        Some([rows, _]) => *rows,
+        Some([_]) => 1,
+        _ => 0,
+    }
+}
+
 impl HeadConfig {
     /// The head of a classifier of `family`, whose encoder has the prefix `prefix`.
     pub(crate) fn classifier(
@@ -205,11 +236,47 @@ impl HeadConfig {
                     last("classifier"),
                 ]
             }
-            EncoderFamily::NomicBert => {
-                return Err(keys.unsupported("architectures", "an embedding model of Nomic BERT"));
+            EncoderFamily::NomicBert | EncoderFamily::JinaBert | EncoderFamily::Gemma => {
+                let expected = format!("an embedding model of {}", family.name());
+                return Err(keys.unsupported("architectures", &expected));
             }
         };
         Ok(Self { layers })
+    }
+
+    /// The dense layers of an embedding model in a GGUF file, which have no biases and no function.
+    pub(crate) fn dense_of_gguf(header: &Header) -> Self {
+        let layer = |name: &str| {
+            let shape = header.tensors.get(&format!("{name}.weight"))?.shape.as_slice();
+            let &[rows, columns] = shape else { return None };
+            let weights = linear(name, [rows, columns], false);
+            Some(HeadLayer::Linear { weights, activation: HeadActivation::Identity })
+        };
+        Self { layers: ["dense_2", "dense_3"].into_iter().filter_map(layer).collect() }
+    }
+
+    /// The head of a classifier in a GGUF file, whose encoder has the configuration `config`: the
+    /// matrices of `cls` and `cls.output`, and the norm between them.
+    pub(crate) fn of_gguf(header: &Header, config: &EncoderConfig) -> Self {
+        let has = |name: &str| header.tensors.contains_key(name);
+        let (hidden, rows) = (config.hidden_size, rank_labels(header));
+        let dense = |name: &str, rows: usize, activation| HeadLayer::Linear {
+            weights: linear(name, [rows, hidden], has(&format!("{name}.bias"))),
+            activation,
+        };
+        let function = match config.family {
+            EncoderFamily::ModernBert => HeadActivation::Gelu,
+            // DistilBERT, which has no token types.
+            _ if config.token_types == 0 => HeadActivation::Relu,
+            _ => HeadActivation::Tanh,
+        };
+        let mut layers = vec![dense("cls", hidden, function)];
+        if has("cls.norm.weight") {
+            let weights = config.norm("cls.norm");
+            layers.push(HeadLayer::Norm { weights, eps: config.norm_eps });
+        }
+        layers.push(dense("cls.output", rows, HeadActivation::Identity));
+        Self { layers }
     }
 
     /// All tensors of the head.
@@ -243,7 +310,7 @@ impl HeadConfig {
 }
 
 /// Whether the class in `architectures` computes labels of whole texts.
-pub(crate) fn is_classifier(config: &Value) -> bool {
+pub(crate) fn is_classifier(config: &serde_json::Value) -> bool {
     let class = config["architectures"][0].as_str().unwrap_or_default();
     class.ends_with("ForSequenceClassification")
 }

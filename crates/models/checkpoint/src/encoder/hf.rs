@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use super::{
-    EncoderActivation, EncoderConfig, EncoderFamily, EncoderLayer, LearnedPositions, NormOrder,
-    ScoreBias,
+    EncoderActivation, EncoderConfig, EncoderFamily, EncoderLayer, EncoderNorm, LearnedPositions,
+    NormOrder, ScoreBias, TensorNames,
 };
 use crate::config::{Keys, LAYERS_MAX};
 use crate::error::ModelError;
@@ -13,9 +13,17 @@ use crate::error::ModelError;
 const MPNET_BUCKETS: usize = 32;
 const MPNET_DISTANCE: usize = 128;
 
-/// The family of the model with this `config.json`; `None` if it is not an encoder.
+/// The family of the model with this `config.json`; `None` if it is not an encoder. JinaBERT has the
+/// `model_type` of BERT, and its own class.
 pub(crate) fn family(config: &Value) -> Option<EncoderFamily> {
-    EncoderFamily::of_model_type(config.get("model_type")?.as_str()?)
+    let family = EncoderFamily::of_model_type(config.get("model_type")?.as_str()?)?;
+    let class = config["architectures"][0].as_str().unwrap_or_default();
+    match family {
+        // The same `model_type` is a language model otherwise.
+        EncoderFamily::Gemma if config["use_bidirectional_attention"] != true => None,
+        EncoderFamily::Bert if class.starts_with("JinaBert") => Some(EncoderFamily::JinaBert),
+        other => Some(other),
+    }
 }
 
 /// Reads the configuration of an encoder. `file` is the name of the file in errors.
@@ -29,7 +37,7 @@ pub(crate) fn parse(
     family: EncoderFamily,
 ) -> Result<EncoderConfig, ModelError> {
     let keys = Keys::root(file, value)?;
-    refuse(&keys)?;
+    refuse(&keys, family)?;
     let config = match family {
         EncoderFamily::Bert => bert(&keys, family, None)?,
         EncoderFamily::Roberta => bert(&keys, family, Some(padding_id(&keys)?))?,
@@ -37,13 +45,15 @@ pub(crate) fn parse(
         EncoderFamily::DistilBert => distilbert(&keys)?,
         EncoderFamily::ModernBert => modernbert(&keys)?,
         EncoderFamily::NomicBert => nomic_bert(&keys)?,
+        EncoderFamily::JinaBert => jina_bert(&keys)?,
+        EncoderFamily::Gemma => gemma(&keys)?,
     };
     config.check(file)?;
     Ok(config)
 }
 
 /// Refuses options that would change the output.
-fn refuse(keys: &Keys<'_>) -> Result<(), ModelError> {
+fn refuse(keys: &Keys<'_>, family: EncoderFamily) -> Result<(), ModelError> {
     for key in ["is_decoder", "add_cross_attention"] {
         if keys.flag(key)? == Some(true) {
             return Err(
@@ -56,6 +66,7 @@ fn refuse(keys: &Keys<'_>) -> Result<(), ModelError> {
     }
     match keys.text("position_embedding_type")? {
         None | Some("absolute" | "rope" | "rotary") => Ok(()),
+        Some("alibi") if family == EncoderFamily::JinaBert => Ok(()),
         Some(_) => Err(keys.unsupported("position_embedding_type", "`absolute`")),
     }
 }
@@ -107,6 +118,7 @@ fn bert(
     }
     Ok(EncoderConfig {
         family,
+        names: TensorNames::HuggingFace,
         prefix: String::new(),
         vocab_size: keys.required("vocab_size")?,
         token_types: keys.count("type_vocab_size")?.unwrap_or(2),
@@ -114,15 +126,22 @@ fn bert(
         max_positions: rows - first,
         learned_positions: Some(LearnedPositions { rows, padding_id }),
         score_bias: None,
+        embedding_scale: None,
+        embedding_norm: true,
+        norm: EncoderNorm::Layer,
         norm_eps: keys.positive_f32("layer_norm_eps")?.unwrap_or(1e-12),
         norm_bias: true,
         order: NormOrder::After,
         heads,
+        kv_heads: heads,
         head_dim: hidden_size / heads,
+        head_norms: false,
+        score_scale: score_scale(hidden_size / heads),
         attention_bias: true,
         inner_size: keys.required("intermediate_size")?,
         activation: activation(keys, "hidden_act")?,
-        mlp_bias: true,
+        inner_bias: true,
+        down_bias: true,
         layers: layers(keys, "num_hidden_layers", PLAIN)?,
     })
 }
@@ -138,11 +157,31 @@ fn mpnet(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     Ok(EncoderConfig { score_bias: Some(bias), token_types: 0, ..config })
 }
 
+/// JinaBERT (jina-embeddings-v2): BERT with ALiBi instead of positions, and gated MLPs.
+fn jina_bert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
+    if keys.text("position_embedding_type")? != Some("alibi") {
+        return Err(keys.unsupported("position_embedding_type", "`alibi`"));
+    }
+    let function = match keys.text("feed_forward_type")? {
+        Some("geglu") => EncoderActivation::GeluGate,
+        _ => return Err(keys.unsupported("feed_forward_type", "`geglu`")),
+    };
+    let config = bert(keys, EncoderFamily::JinaBert, None)?;
+    Ok(EncoderConfig {
+        learned_positions: None,
+        score_bias: Some(ScoreBias::Alibi),
+        activation: function,
+        inner_bias: false,
+        ..config
+    })
+}
+
 fn distilbert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     let rows = keys.size("max_position_embeddings")?.unwrap_or(512);
     let (hidden_size, heads) = (keys.required("dim")?, keys.required("n_heads")?);
     Ok(EncoderConfig {
         family: EncoderFamily::DistilBert,
+        names: TensorNames::HuggingFace,
         prefix: String::new(),
         vocab_size: keys.required("vocab_size")?,
         token_types: 0,
@@ -150,16 +189,122 @@ fn distilbert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
         max_positions: rows,
         learned_positions: Some(LearnedPositions { rows, padding_id: None }),
         score_bias: None,
+        embedding_scale: None,
+        embedding_norm: true,
+        norm: EncoderNorm::Layer,
         norm_eps: 1e-12,
         norm_bias: true,
         order: NormOrder::After,
         heads,
+        kv_heads: heads,
         head_dim: hidden_size / heads,
+        head_norms: false,
+        score_scale: score_scale(hidden_size / heads),
         attention_bias: true,
         inner_size: keys.required("hidden_dim")?,
         activation: activation(keys, "activation")?,
-        mlp_bias: true,
+        inner_bias: true,
+        down_bias: true,
         layers: layers(keys, "n_layers", PLAIN)?,
+    })
+}
+
+/// The factor of scores of heads of this length.
+fn score_scale(head_dim: usize) -> f32 {
+    1.0 / (head_dim as f32).sqrt()
+}
+
+/// The base of the rotary embedding of layers of this type. Newer files have an object with all.
+fn theta(keys: &Keys<'_>, kind: &str, older: &str, default: f64) -> Result<f64, ModelError> {
+    if let Some(ropes) = keys.object("rope_parameters")?
+        && let Some(rope) = ropes.object(kind)?
+    {
+        if !matches!(rope.text("rope_type")?, None | Some("default")) {
+            return Err(rope.unsupported("rope_type", "`default`"));
+        }
+        return Ok(rope.positive("rope_theta")?.unwrap_or(default));
+    }
+    Ok(keys.positive(older)?.unwrap_or(default))
+}
+
+/// Layers of two types, as `layer_types` says, or else `is_full` for the index of a layer.
+fn alternating(
+    keys: &Keys<'_>,
+    [full, sliding]: [EncoderLayer; 2],
+    is_full: impl Fn(usize) -> bool,
+) -> Result<Vec<EncoderLayer>, ModelError> {
+    let mut layers = layers(keys, "num_hidden_layers", full)?;
+    let types = keys.texts("layer_types")?;
+    if types.as_ref().is_some_and(|types| types.len() != layers.len()) {
+        let expected = format!("a list of {} types (num_hidden_layers)", layers.len());
+        return Err(keys.invalid("layer_types", &expected));
+    }
+    for (index, layer) in layers.iter_mut().enumerate() {
+        let is_local = match types.as_ref().map(|types| types[index]) {
+            None => !is_full(index),
+            Some("sliding_attention") => true,
+            Some("full_attention") => false,
+            Some(_) => {
+                let expected = "`full_attention` and `sliding_attention`";
+                return Err(keys.unsupported("layer_types", expected));
+            }
+        };
+        if is_local {
+            *layer = sliding;
+        }
+    }
+    Ok(layers)
+}
+
+/// Gemma 3 with attention in both directions. The window in the file has both sides.
+fn gemma(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
+    let (hidden_size, heads) =
+        (keys.required("hidden_size")?, keys.required("num_attention_heads")?);
+    for key in ["rope_scaling", "attn_logit_softcapping"] {
+        if keys.value(key).is_some() {
+            return Err(keys.unsupported(key, "nothing"));
+        }
+    }
+    match keys.text("hidden_activation")? {
+        None | Some("gelu_pytorch_tanh") => {}
+        Some(_) => return Err(keys.unsupported("hidden_activation", "`gelu_pytorch_tanh`")),
+    }
+    let global = theta(keys, "full_attention", "rope_theta", 1e6)?;
+    let local = theta(keys, "sliding_attention", "rope_local_base_freq", 1e4)?;
+    let window = Some(keys.size("sliding_window")?.unwrap_or(4096) / 2);
+    let full = EncoderLayer { rope_theta: Some(global), window: None };
+    let sliding = EncoderLayer { rope_theta: Some(local), window };
+    let step = keys.name_of(["sliding_window_pattern", "_sliding_window_pattern"]);
+    let step = keys.size(step)?.unwrap_or(6);
+    let layers = alternating(keys, [full, sliding], |index| (index + 1).is_multiple_of(step))?;
+    let scalar = keys.positive_f32("query_pre_attn_scalar")?.unwrap_or(256.0);
+    Ok(EncoderConfig {
+        family: EncoderFamily::Gemma,
+        names: TensorNames::HuggingFace,
+        prefix: String::new(),
+        vocab_size: keys.required("vocab_size")?,
+        token_types: 0,
+        hidden_size,
+        max_positions: keys.required("max_position_embeddings")?,
+        learned_positions: None,
+        score_bias: None,
+        embedding_scale: Some((hidden_size as f32).sqrt()),
+        embedding_norm: false,
+        norm: EncoderNorm::Rms { offset: 1.0 },
+        norm_eps: keys.positive_f32("rms_norm_eps")?.unwrap_or(1e-6),
+        norm_bias: false,
+        order: NormOrder::Around,
+        heads,
+        kv_heads: keys.size("num_key_value_heads")?.unwrap_or(heads),
+        head_dim: keys.size("head_dim")?.unwrap_or(256),
+        head_norms: true,
+        score_scale: 1.0 / scalar.sqrt(),
+        attention_bias: keys.flag("attention_bias")?.unwrap_or(false),
+        inner_size: keys.required("intermediate_size")?,
+        activation: EncoderActivation::GeluTanhGate,
+        inner_bias: false,
+        down_bias: false,
+        layers,
     })
 }
 
@@ -173,46 +318,17 @@ fn modernbert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     if keys.value("rope_scaling").is_some() {
         return Err(keys.unsupported("rope_scaling", "nothing"));
     }
-    // Newer files have the thetas by the type of the layers.
-    let theta = |kind: &str, older: &str, default: f64| -> Result<f64, ModelError> {
-        if let Some(ropes) = keys.object("rope_parameters")?
-            && let Some(rope) = ropes.object(kind)?
-        {
-            if !matches!(rope.text("rope_type")?, None | Some("default")) {
-                return Err(rope.unsupported("rope_type", "`default`"));
-            }
-            return Ok(rope.positive("rope_theta")?.unwrap_or(default));
-        }
-        Ok(keys.positive(older)?.unwrap_or(default))
-    };
-    let global = theta("full_attention", "global_rope_theta", 160_000.0)?;
-    let local = theta("sliding_attention", "local_rope_theta", 10_000.0)?;
+    let global = theta(keys, "full_attention", "global_rope_theta", 160_000.0)?;
+    let local = theta(keys, "sliding_attention", "local_rope_theta", 10_000.0)?;
     let window = Some(keys.size("local_attention")?.unwrap_or(128) / 2);
     let full = EncoderLayer { rope_theta: Some(global), window: None };
     let sliding = EncoderLayer { rope_theta: Some(local), window };
-    let mut layers = layers(keys, "num_hidden_layers", full)?;
-    let types = keys.texts("layer_types")?;
-    if types.as_ref().is_some_and(|types| types.len() != layers.len()) {
-        let expected = format!("a list of {} types (num_hidden_layers)", layers.len());
-        return Err(keys.invalid("layer_types", &expected));
-    }
     let step = keys.size("global_attn_every_n_layers")?.unwrap_or(3);
-    for (index, layer) in layers.iter_mut().enumerate() {
-        let is_local = match types.as_ref().map(|types| types[index]) {
-            None => !index.is_multiple_of(step),
-            Some("sliding_attention") => true,
-            Some("full_attention") => false,
-            Some(_) => {
-                let expected = "`full_attention` and `sliding_attention`";
-                return Err(keys.unsupported("layer_types", expected));
-            }
-        };
-        if is_local {
-            *layer = sliding;
-        }
-    }
+    let layers = alternating(keys, [full, sliding], |index| index.is_multiple_of(step))?;
+    let mlp_bias = keys.flag("mlp_bias")?.unwrap_or(false);
     Ok(EncoderConfig {
         family: EncoderFamily::ModernBert,
+        names: TensorNames::HuggingFace,
         prefix: String::new(),
         vocab_size: keys.required("vocab_size")?,
         token_types: 0,
@@ -220,15 +336,22 @@ fn modernbert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
         max_positions: keys.size("max_position_embeddings")?.unwrap_or(8192),
         learned_positions: None,
         score_bias: None,
+        embedding_scale: None,
+        embedding_norm: true,
+        norm: EncoderNorm::Layer,
         norm_eps: keys.positive_f32("norm_eps")?.unwrap_or(1e-5),
         norm_bias: keys.flag("norm_bias")?.unwrap_or(false),
         order: NormOrder::Before,
         heads,
+        kv_heads: heads,
         head_dim: hidden_size / heads,
+        head_norms: false,
+        score_scale: score_scale(hidden_size / heads),
         attention_bias: keys.flag("attention_bias")?.unwrap_or(false),
         inner_size: keys.required("intermediate_size")?,
         activation: EncoderActivation::GeluGate,
-        mlp_bias: keys.flag("mlp_bias")?.unwrap_or(false),
+        inner_bias: mlp_bias,
+        down_bias: mlp_bias,
         layers,
     })
 }
@@ -280,6 +403,7 @@ fn nomic_bert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     };
     Ok(EncoderConfig {
         family: EncoderFamily::NomicBert,
+        names: TensorNames::HuggingFace,
         prefix: String::new(),
         vocab_size: keys.required("vocab_size")?,
         token_types: keys.count("type_vocab_size")?.unwrap_or(2),
@@ -287,6 +411,9 @@ fn nomic_bert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
         max_positions,
         learned_positions: None,
         score_bias: None,
+        embedding_scale: None,
+        embedding_norm: true,
+        norm: EncoderNorm::Layer,
         norm_eps: match keys.positive_f32("layer_norm_epsilon")? {
             Some(eps) => eps,
             None => keys.positive_f32("layer_norm_eps")?.unwrap_or(1e-12),
@@ -294,11 +421,15 @@ fn nomic_bert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
         norm_bias: true,
         order: NormOrder::After,
         heads,
+        kv_heads: heads,
         head_dim: hidden_size / heads,
+        head_norms: false,
+        score_scale: score_scale(hidden_size / heads),
         attention_bias: false,
         inner_size: size(["n_inner", "intermediate_size"])?,
         activation: EncoderActivation::SiluGate,
-        mlp_bias: false,
+        inner_bias: false,
+        down_bias: false,
         layers: layers(keys, keys.name_of(["n_layer", "num_hidden_layers"]), layer)?,
     })
 }

@@ -1,6 +1,6 @@
 //! The weights of an encoder: the names, shapes and kinds of all tensors.
 
-use super::{EncoderConfig, ScoreBias};
+use super::{EncoderConfig, EncoderNorm, ScoreBias};
 use crate::config::{LinearWeights, TensorRole, TensorSpec};
 use crate::error::ModelError;
 use crate::weights::Weights;
@@ -28,17 +28,24 @@ pub struct EncoderMlpWeights {
 /// The weights of one layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncoderLayerWeights {
-    /// The projections to queries, keys and values, `[hidden_size, hidden_size]` each.
+    /// The projections to queries, `[heads * head_dim, hidden_size]`, and to keys and values,
+    /// `[kv_heads * head_dim, hidden_size]` each.
     pub qkv: [LinearWeights; 3],
-    /// The output projection of attention, `[hidden_size, hidden_size]`.
+    /// The weights of the norms of each head's queries and keys, `[head_dim]`, if there are some.
+    pub head_norms: Option<[TensorSpec; 2]>,
+    /// The output projection of attention, `[hidden_size, heads * head_dim]`.
     pub output: LinearWeights,
     /// The norm after or before attention; `None` if there is none, as in the first layer of
     /// ModernBERT.
     pub attention_norm: Option<EncoderNormWeights>,
+    /// The norm of attention's output before it is added to the residual stream, if there is one.
+    pub attention_output_norm: Option<EncoderNormWeights>,
     /// The MLP.
     pub mlp: EncoderMlpWeights,
     /// The norm after or before the MLP.
     pub mlp_norm: EncoderNormWeights,
+    /// The norm of the MLP's output before it is added to the residual stream, if there is one.
+    pub mlp_output_norm: Option<EncoderNormWeights>,
 }
 
 /// All weights of an encoder.
@@ -50,8 +57,8 @@ pub struct EncoderWeights {
     pub positions: Option<TensorSpec>,
     /// The embedding of token types, `[token_types, hidden_size]`.
     pub token_types: Option<TensorSpec>,
-    /// The norm of the embeddings.
-    pub embedding_norm: EncoderNormWeights,
+    /// The norm of the embeddings, if there is one.
+    pub embedding_norm: Option<EncoderNormWeights>,
     /// The learned biases of scores, `[buckets, heads]`.
     pub score_bias: Option<TensorSpec>,
     /// The layers.
@@ -64,7 +71,7 @@ impl EncoderConfig {
     /// All weights that the encoder has.
     #[must_use]
     pub fn weights(&self) -> EncoderWeights {
-        let names = self.family.names();
+        let names = self.family.names(self.names);
         let hidden = self.hidden_size;
         let table = |name: &str, rows: usize| TensorSpec {
             name: format!("{}{name}.weight", self.prefix),
@@ -79,7 +86,7 @@ impl EncoderConfig {
             },
             positions: self.learned_positions.map(|table_of| table(names.positions, table_of.rows)),
             token_types: (self.token_types > 0).then(|| table(names.token_types, self.token_types)),
-            embedding_norm: norm(names.embedding_norm),
+            embedding_norm: self.embedding_norm.then(|| norm(names.embedding_norm)),
             score_bias: match self.score_bias {
                 Some(ScoreBias::Buckets { count, .. }) => Some(TensorSpec {
                     shape: vec![count, self.heads],
@@ -93,30 +100,64 @@ impl EncoderConfig {
     }
 
     fn layer(&self, index: usize) -> EncoderLayerWeights {
-        let names = self.family.names();
+        let names = self.family.names(self.names);
         let at = |name: &str| format!("{}{name}", self.layer_prefix(index));
         let (hidden, inner) = (self.hidden_size, self.inner_size);
-        let attention = |name: &str| linear(&at(name), [hidden, hidden], self.attention_bias);
-        let mlp = |name: &str, shape| linear(&at(name), shape, self.mlp_bias);
+        let (queries, keys) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let attention = |name: &str, shape| linear(&at(name), shape, self.attention_bias);
+        let [q, k, v] = names.qkv;
+        let head_norm = |name: &str| TensorSpec {
+            name: format!("{}.weight", at(name)),
+            shape: vec![self.head_dim],
+            role: self.norm_role(),
+        };
+        let is_around = self.order == super::NormOrder::Around;
+        let mlp = |name: &str, shape, bias| linear(&at(name), shape, bias);
         let is_first = index == 0 && self.order == super::NormOrder::Before;
         EncoderLayerWeights {
-            qkv: names.qkv.map(attention),
-            output: attention(names.output),
+            qkv: [
+                attention(q, [queries, hidden]),
+                attention(k, [keys, hidden]),
+                attention(v, [keys, hidden]),
+            ],
+            head_norms: self.head_norms.then(|| names.head_norms.map(head_norm)),
+            output: attention(names.output, [hidden, queries]),
             attention_norm: (!is_first).then(|| self.norm(&at(names.attention_norm))),
+            attention_output_norm: is_around.then(|| self.norm(&at(names.attention_output_norm))),
             mlp: EncoderMlpWeights {
-                gate: self.activation.is_gated().then(|| mlp(names.gate, [inner, hidden])),
-                up: mlp(names.up, [inner, hidden]),
-                down: mlp(names.down, [hidden, inner]),
+                gate: self
+                    .activation
+                    .is_gated()
+                    .then(|| mlp(names.gate, [inner, hidden], self.inner_bias)),
+                up: mlp(names.up, [inner, hidden], self.inner_bias),
+                down: mlp(names.down, [hidden, inner], self.down_bias),
             },
             mlp_norm: self.norm(&at(names.mlp_norm)),
+            mlp_output_norm: is_around.then(|| self.norm(&at(names.mlp_output_norm))),
         }
     }
 
-    fn layer_prefix(&self, index: usize) -> String {
-        format!("{}{}", self.prefix, self.family.names().layer.replace("{}", &index.to_string()))
+    /// Whether a tensor with this name belongs to a layer or to the norm of the embeddings. Some files
+    /// have the frequencies of rotary embeddings, which are computed.
+    pub(crate) fn is_of_layers(&self, name: &str) -> bool {
+        let names = self.family.names(self.names);
+        let own = name.strip_prefix(&self.prefix);
+        let start = names.layer.split("{}").next().unwrap_or_default();
+        let is_norm =
+            |name: &str| !names.embedding_norm.is_empty() && name.starts_with(names.embedding_norm);
+        let is_part = |name: &str| name.starts_with(start) || is_norm(name);
+        own.is_some_and(|name| is_part(name) && !name.ends_with(".inv_freq"))
     }
 
-    fn norm(&self, module: &str) -> EncoderNormWeights {
+    fn layer_prefix(&self, index: usize) -> String {
+        format!(
+            "{}{}",
+            self.prefix,
+            self.family.names(self.names).layer.replace("{}", &index.to_string())
+        )
+    }
+
+    pub(super) fn norm(&self, module: &str) -> EncoderNormWeights {
         let size = vec![self.hidden_size];
         let bias = TensorSpec {
             name: format!("{module}.bias"),
@@ -127,9 +168,16 @@ impl EncoderConfig {
             weight: TensorSpec {
                 name: format!("{module}.weight"),
                 shape: size,
-                role: TensorRole::PlainNorm,
+                role: self.norm_role(),
             },
             bias: self.norm_bias.then_some(bias),
+        }
+    }
+
+    fn norm_role(&self) -> TensorRole {
+        match self.norm {
+            EncoderNorm::Rms { offset } if offset != 0.0 => TensorRole::Norm,
+            _ => TensorRole::PlainNorm,
         }
     }
 
@@ -147,15 +195,26 @@ impl EncoderConfig {
             final_norm,
         } = self.weights();
         list.extend([tokens].into_iter().chain(positions).chain(token_types).chain(score_bias));
-        embedding_norm.list(&mut list);
+        embedding_norm.into_iter().for_each(|norm| norm.list(&mut list));
         for layer in layers {
-            let EncoderLayerWeights { qkv, output, attention_norm, mlp, mlp_norm } = layer;
+            let EncoderLayerWeights {
+                qkv,
+                head_norms,
+                output,
+                attention_norm,
+                attention_output_norm,
+                mlp,
+                mlp_norm,
+                mlp_output_norm,
+            } = layer;
             let EncoderMlpWeights { gate, up, down } = mlp;
             let linears = qkv.into_iter().chain([output]).chain(gate).chain([up, down]);
             list.extend(
                 linears.flat_map(|LinearWeights { weight, bias }| [weight].into_iter().chain(bias)),
             );
-            attention_norm.into_iter().for_each(|norm| norm.list(&mut list));
+            list.extend(head_norms.into_iter().flatten());
+            let optional = [attention_norm, attention_output_norm, mlp_output_norm];
+            optional.into_iter().flatten().for_each(|norm| norm.list(&mut list));
             mlp_norm.list(&mut list);
         }
         final_norm.into_iter().for_each(|norm| norm.list(&mut list));
@@ -168,7 +227,7 @@ impl EncoderConfig {
     /// # Errors
     /// [`ModelError::WrongShape`] for a combined matrix of another number of rows.
     pub(crate) fn prepare(&mut self, weights: &mut Weights) -> Result<(), ModelError> {
-        let names = self.family.names();
+        let names = self.family.names(self.names);
         let end = format!("{}.weight", names.tokens);
         let prefixes = ["", "bert.", "roberta.", "mpnet.", "distilbert.", "model.", "nomic_bert."];
         let found = prefixes.iter().find(|prefix| weights.contains(&format!("{prefix}{end}")));

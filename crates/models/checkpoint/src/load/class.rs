@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::model::LoadedScores;
+use super::model::{LoadedScores, PairForm};
 use crate::config::{Keys, LinearWeights, TensorRole, TensorSpec};
 use crate::encoder::{HeadActivation, HeadConfig, HeadLayer, ScoreConfig, is_classifier};
 use crate::error::ModelError;
@@ -78,7 +78,8 @@ pub(crate) fn scores(
     let weights_of = LinearWeights { weight: weight.clone(), bias: None };
     let layer = HeadLayer::Linear { weights: weights_of, activation: HeadActivation::Identity };
     weights.check_all([weight])?;
-    Ok(Some(LoadedScores { head: HeadConfig { layers: vec![layer] }, config }))
+    let head = HeadConfig { layers: vec![layer] };
+    Ok(Some(LoadedScores { head, config, pairs: PairForm::Tokenizer }))
 }
 
 /// The error for weights that have the matrix `score` instead of an output matrix.

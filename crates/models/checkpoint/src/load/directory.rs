@@ -8,8 +8,8 @@ use stolon_text::{TextSource, TokenizerSource};
 use super::embedding;
 #[cfg(feature = "hub")]
 use super::encoder;
-use super::model::{GenerationDefaults, LoadedModel};
-use super::{class, generation, head, images, skills};
+use super::model::{GenerationDefaults, LoadedModel, LoadedScores};
+use super::{class, generation, head, images, skills, token_scores};
 use crate::config::gguf::EncoderKind;
 use crate::config::{self, Architecture, Keys, ParsedConfig};
 use crate::error::ModelError;
@@ -33,7 +33,7 @@ pub(crate) const CHAT_TEMPLATE_JSON: &str = "chat_template.json";
 
 /// All files that are read, except the weights.
 #[cfg(feature = "hub")]
-pub(crate) const SMALL: [&str; 14] = [
+pub(crate) const SMALL: [&str; 15] = [
     CONFIG,
     QUANTIZE_CONFIG,
     QUANT_CONFIG,
@@ -44,6 +44,7 @@ pub(crate) const SMALL: [&str; 14] = [
     CHAT_TEMPLATE_JSON,
     embedding::MODULES,
     embedding::POOLING,
+    token_scores::LOGIT_SCORE,
     encoder::PROMPTS,
     encoder::SENTENCE_CONFIG,
     images::PREPROCESSOR,
@@ -66,6 +67,7 @@ pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelErr
     let has_no_output = embedding.is_some() || scores.is_some();
     let generates = head::tie_missing(&mut config, &mut weights, has_no_output);
     let generates = generates && scores.is_none();
+    let tokens = token_scores::of_directory(directory, &config.decoder)?;
     if let Some(note) = head::untie_different(&mut config, &weights) {
         tracing::warn!("{note}");
     }
@@ -73,6 +75,10 @@ pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelErr
         class::refuse_scores(&file, &value, &weights)?;
     }
     weights.check(&config.decoder)?;
+    let scores = match tokens {
+        Some(tokens) => Some(LoadedScores::of_tokens(tokens, &config.decoder, &mut weights)?),
+        None => scores,
+    };
     let images = images::of_directory(directory, &value, &config.decoder, &weights)?;
     let skills = skills::of_config(&Keys::root(&file, &value)?, &config.decoder)?;
     let text = text(directory)?;
@@ -256,11 +262,15 @@ pub(crate) fn template(object: &Value) -> Option<String> {
 /// The GGUF model in `directory`. `None` if the directory has a configuration with safetensors
 /// files.
 pub(crate) fn gguf_instead(directory: &Path) -> Result<Option<PathBuf>, ModelError> {
-    let has = |name: &str| directory.join(name).exists();
-    match has(CONFIG) && (has(safetensors::SINGLE) || has(safetensors::INDEX)) {
+    match directory.join(CONFIG).exists() && has_weights(directory) {
         true => Ok(None),
         false => split::find(directory),
     }
+}
+
+/// Whether `directory` has safetensors files of a model.
+pub(crate) fn has_weights(directory: &Path) -> bool {
+    [safetensors::SINGLE, safetensors::INDEX].iter().any(|name| directory.join(name).exists())
 }
 
 /// The error for a directory without `config.json`.

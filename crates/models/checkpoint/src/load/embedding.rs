@@ -109,8 +109,11 @@ pub(super) fn modules_of(directory: &Path) -> Result<Option<Modules>, ModelError
     modules(&path.display().to_string(), &value)
 }
 
-/// The content of `modules.json`.
-fn modules(file: &str, value: &Value) -> Result<Option<Modules>, ModelError> {
+/// The classes of the modules in `modules.json`, without the names of packages, and their paths.
+pub(super) fn module_list<'a>(
+    file: &'a str,
+    value: &'a Value,
+) -> Result<(Vec<&'a str>, Vec<&'a str>), ModelError> {
     let Some(list) = value.as_array() else {
         return Err(ModelError::malformed(file, "expected a list of modules"));
     };
@@ -124,6 +127,12 @@ fn modules(file: &str, value: &Value) -> Result<Option<Modules>, ModelError> {
         kinds.push(class.rsplit('.').next().unwrap_or(class));
         paths.push(keys.text("path")?.unwrap_or_default());
     }
+    Ok((kinds, paths))
+}
+
+/// The content of `modules.json`.
+fn modules(file: &str, value: &Value) -> Result<Option<Modules>, ModelError> {
+    let (kinds, paths) = module_list(file, value)?;
     if !kinds.contains(&"Pooling") {
         return Ok(None);
     }

@@ -1,7 +1,7 @@
 //! Loads a text encoder: its configuration, its weights, and the files of sentence-transformers
 //! that say what becomes of its hidden states.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use serde::Serialize;
@@ -11,12 +11,15 @@ use stolon_text::TextSource;
 
 use super::directory;
 use super::embedding::{self, EmbeddingConfig, EmbeddingSizes, Modules};
+use crate::config::gguf::Metadata;
 use crate::config::{Keys, LinearWeights, TensorRole, TensorSpec};
 use crate::encoder::{
     self, EncoderConfig, EncoderFamily, HeadActivation, HeadConfig, HeadLayer, ScoreConfig,
 };
 use crate::error::ModelError;
 use crate::files::{optional, read_json};
+use crate::gguf::Header;
+use crate::mmap::Bytes;
 use crate::weights::{Weights, safetensors};
 
 /// The maximum number of tokens of a text, in sentence-transformers.
@@ -77,7 +80,7 @@ pub struct TextPrompts {
 }
 
 /// Loads the encoder in `directory`, whose `config.json` has the content `value`.
-pub(super) fn load(
+pub(crate) fn load(
     directory: &Path,
     id: String,
     value: &Value,
@@ -86,11 +89,13 @@ pub(super) fn load(
     let file = directory.join(directory::CONFIG).display().to_string();
     let mut config = encoder::parse(&file, value, family)?;
     let keys = Keys::root(&file, value)?;
-    if family != EncoderFamily::NomicBert {
+    // The code of these two is implemented.
+    if !matches!(family, EncoderFamily::NomicBert | EncoderFamily::JinaBert) {
         embedding::refuse_own_code(&keys)?;
     }
     let mut weights = Weights::open_named(directory, str::to_owned)?;
     config.prepare(&mut weights)?;
+    refuse_unused(&config, &weights)?;
     let (task, head) = if encoder::is_classifier(value) {
         score(&keys, &config)?
     } else {
@@ -101,6 +106,74 @@ pub(super) fn load(
     config.max_positions = config.max_positions.min(max_tokens(directory, &text)?);
     let prompts = prompts(directory)?;
     Ok(LoadedEncoder { id, config, weights, text, head, task, prompts })
+}
+
+/// Refuses tensors of layers and norms that the configuration does not use, because they would
+/// change the result: further norms of jina-embeddings-v2-base-code, for example.
+fn refuse_unused(config: &EncoderConfig, weights: &Weights) -> Result<(), ModelError> {
+    let used: HashSet<String> = config.tensors().into_iter().map(|spec| spec.name).collect();
+    let is_unused = |name: &&str| config.is_of_layers(name) && !used.contains(*name);
+    match weights.names().filter(is_unused).min() {
+        None => Ok(()),
+        Some(name) => {
+            let expected = "a model without this tensor";
+            Err(ModelError::unsupported(weights.origin(), name, expected, "a tensor"))
+        }
+    }
+}
+
+/// Loads the encoder in the GGUF file with the header `header`. `contents` are the bytes of its
+/// files; a tokenizer and prompts in `directory` take precedence over those of the file.
+pub(crate) fn load_gguf(
+    header: &Header,
+    contents: Vec<Bytes>,
+    (directory, id): (&Path, String),
+    family: EncoderFamily,
+) -> Result<LoadedEncoder, ModelError> {
+    let mut config = encoder::parse_gguf(header, family)?;
+    let mut weights = header.weights(contents, |_| 0, |name| Some(name.to_owned()))?;
+    config.prepare(&mut weights)?;
+    refuse_unused(&config, &weights)?;
+    let (task, head) = match gguf_pooling(header)? {
+        GgufPooling::Vector(pooling) => {
+            // As llama.cpp by default. The file does not say it.
+            let (normalize, sizes) = (true, EmbeddingSizes::Full);
+            let task = EmbeddingConfig { pooling, normalize, sizes };
+            (EncoderTask::Embed(task), HeadConfig::dense_of_gguf(header))
+        }
+        GgufPooling::Rank => {
+            let head = HeadConfig::of_gguf(header, &config);
+            (EncoderTask::Score(Pooling::First, ScoreConfig::of_gguf(header)?), head)
+        }
+    };
+    weights.check_all(config.tensors().into_iter().chain(head.tensors()))?;
+    let text = super::gguf::text(header, directory)?;
+    Ok(LoadedEncoder { id, config, weights, text, head, task, prompts: prompts(directory)? })
+}
+
+/// What `pooling_type` of an encoder says.
+enum GgufPooling {
+    Vector(Pooling),
+    Rank,
+}
+
+fn gguf_pooling(header: &Header) -> Result<GgufPooling, ModelError> {
+    let keys = Metadata { header, prefix: encoder::gguf_prefix(header) };
+    let Some(value) = keys.value("pooling_type") else {
+        let rule = "embeddings are the mean of all hidden states";
+        tracing::warn!("{} has no pooling_type: {rule}", header.file);
+        return Ok(GgufPooling::Vector(Pooling::Mean));
+    };
+    Ok(GgufPooling::Vector(match value.as_u64() {
+        Some(0 | 1) => Pooling::Mean,
+        Some(2) => Pooling::First,
+        Some(3) => Pooling::Last,
+        Some(4) => return Ok(GgufPooling::Rank),
+        _ => {
+            let expected = "0 (none), 1 (mean), 2 (cls), 3 (last) or 4 (rank)";
+            return Err(keys.unsupported("pooling_type", expected, value.shown()));
+        }
+    }))
 }
 
 /// The task of a classifier.

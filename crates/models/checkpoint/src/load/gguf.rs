@@ -6,8 +6,8 @@ use std::path::Path;
 use stolon_text::{GgufTokenizer, TextSource, TokenizerSource};
 
 use super::embedding::{EmbeddingConfig, EmbeddingSizes};
-use super::model::{GenerationDefaults, LoadedModel};
-use super::{class, directory, generation};
+use super::model::{GenerationDefaults, LoadedModel, LoadedScores};
+use super::{AnyModel, class, directory, encoder, generation};
 use crate::config::{self, DecoderConfig, HEAD_DIM_MAX, ParsedConfig};
 use crate::error::ModelError;
 use crate::files;
@@ -16,25 +16,34 @@ use crate::mmap::Bytes;
 use crate::weights::{TensorType, Weights};
 
 /// Loads the model in the file `path`, which may be any of its parts. `id` is the model's name.
-pub(super) fn load(path: &Path, id: String) -> Result<LoadedModel, ModelError> {
+pub(super) fn load(path: &Path, id: String) -> Result<AnyModel, ModelError> {
     let (header, contents) = split::open(path)?;
-    let (config, weights) = parse(&header, contents)?;
+    if let Some(family) = crate::encoder::gguf_family(&header) {
+        let at = (directory_of(path), id);
+        let encoder = encoder::load_gguf(&header, contents, at, family)?;
+        return Ok(AnyModel::Encoder(Box::new(encoder)));
+    }
+    let (config, mut weights) = parse(&header, contents)?;
     let directory = directory_of(path);
     let text = text(&header, directory)?;
     let generation = directory::logged(generation(&header, config.clone(), directory)?);
     let embedding = embedding(&header)?;
-    Ok(LoadedModel {
+    let scores = match config::gguf::rank_matrix(&header) {
+        Some(matrix) => Some(LoadedScores::of_two_rows(&matrix, &mut weights)?),
+        None => None,
+    };
+    Ok(AnyModel::Decoder(Box::new(LoadedModel {
         id,
         config,
         weights,
         text,
         generation,
         embedding,
-        scores: None,
+        scores,
         generates: true,
         images: None,
         skills: None,
-    })
+    })))
 }
 
 /// How embeddings are computed. A GGUF file does not say whether they are normalized. They are by
@@ -60,6 +69,7 @@ pub(crate) fn parse(
 ) -> Result<(DecoderConfig, Weights), ModelError> {
     let (config, weights) = describe(header, contents)?;
     weights.check(&config)?;
+    weights.check_all(config::gguf::rank_matrix(header))?;
     Ok((config, weights))
 }
 
@@ -69,8 +79,10 @@ pub(crate) fn describe(
     contents: Vec<Bytes>,
 ) -> Result<(DecoderConfig, Weights), ModelError> {
     let config = config::gguf::parse(header, &|name| small_floats(header, &contents, name))?;
-    // These are classifiers and rerankers, which llama.cpp runs with the pooling `rank`.
-    if let Some(score) = header.tensors.keys().find(|name| name.starts_with("cls.")) {
+    // These are classifiers, which llama.cpp runs with the pooling `rank`.
+    let matrix = config::gguf::rank_matrix(header).map(|matrix| matrix.name);
+    let is_other = |name: &&String| name.starts_with("cls.") && Some(*name) != matrix.as_ref();
+    if let Some(score) = header.tensors.keys().find(is_other) {
         return Err(class::weights_for_scores(&header.file, score));
     }
     let mut weights = weights(header, &config, contents)?;
@@ -115,7 +127,11 @@ fn weights(
     let experts = config.experts().map_or(0, |experts| experts.count);
     let heads = config.latent().map_or(0, |latent| latent.heads);
     let parts = |name: &str| if name.contains(".self_attn.") { heads } else { experts };
+    let matrix = config::gguf::rank_matrix(header).map(|matrix| matrix.name);
     header.weights(contents, parts, |name| {
+        if matrix.as_deref() == Some(name) {
+            return matrix.clone();
+        }
         config::gguf::tensor_name(config.architecture, name)
             .filter(|name| !name.contains('*') || is_divided(config, name))
     })
@@ -229,6 +245,16 @@ pub(crate) fn tokenizer(header: &Header) -> Result<Option<GgufTokenizer>, ModelE
     };
     let [bos, eos, unknown, padding] =
         ["bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id"].map(id);
+    // Files of encoders have these names, one of which is misspelled.
+    let [first, separator] = ["cls_token_id", "seperator_token_id"].map(id);
+    let charsmap = match value("precompiled_charsmap") {
+        None => None,
+        Some(Value::Integers(bytes)) => {
+            let bytes: Option<Vec<u8>> = bytes.iter().map(|byte| byte_of(*byte)).collect();
+            Some(bytes.ok_or_else(|| wrong("precompiled_charsmap", "a list of bytes"))?)
+        }
+        Some(_) => return Err(wrong("precompiled_charsmap", "a list of bytes")),
+    };
     let flag = |name: &str| value(name).and_then(Value::as_bool);
     Ok(Some(GgufTokenizer {
         file: header.file.clone(),
@@ -238,14 +264,22 @@ pub(crate) fn tokenizer(header: &Header) -> Result<Option<GgufTokenizer>, ModelE
         scores,
         token_types,
         merges,
-        bos_token_id: bos,
+        bos_token_id: bos.or(first),
         eos_token_id: eos,
         unknown_token_id: unknown,
         padding_token_id: padding,
+        separator_token_id: separator,
         add_bos_token: flag("add_bos_token"),
         add_eos_token: flag("add_eos_token"),
         add_space_prefix: flag("add_space_prefix"),
+        remove_extra_whitespaces: flag("remove_extra_whitespaces"),
+        precompiled_charsmap: charsmap,
     }))
+}
+
+/// The byte that is written as a signed or an unsigned integer.
+fn byte_of(value: i64) -> Option<u8> {
+    u8::try_from(value).ok().or_else(|| i8::try_from(value).ok().map(i8::cast_unsigned))
 }
 
 fn token_id(header: &Header, name: &str) -> Option<u32> {

@@ -38,6 +38,15 @@ pub struct LoadedModel {
     pub skills: Option<SkillPrompts>,
 }
 
+/// How two texts become one prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairForm {
+    /// The tokenizer joins them, as it does for classifiers.
+    Tokenizer,
+    /// They are parts of a template, and a language model answers.
+    Template,
+}
+
 /// What a classifier or reranker with a decoder computes from the hidden state of the last token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadedScores {
@@ -45,6 +54,8 @@ pub struct LoadedScores {
     pub head: HeadConfig,
     /// The labels.
     pub config: ScoreConfig,
+    /// The prompts of pairs of texts.
+    pub pairs: PairForm,
 }
 
 /// The keys of `generation_config.json` that the engine uses. `None` means that the key is missing.

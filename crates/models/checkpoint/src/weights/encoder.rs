@@ -1,10 +1,9 @@
 //! The tensors of image encoders: checks that they exist, and divides tensors with queries, keys
 //! and values.
 
-use super::{Stored, TensorType, Weights};
+use super::{Stored, Weights};
 use crate::config::{TensorRole, TensorSpec, VisionConfig};
 use crate::error::ModelError;
-use crate::mmap::Bytes;
 
 impl Weights {
     /// Whether the weights have an image encoder. Some checkpoints of vision models have only the
@@ -39,12 +38,7 @@ impl Weights {
         sum.iter_mut().zip(&more).for_each(|(sum, value)| *sum += value);
         self.remove(&spec.name);
         self.remove(other);
-        let bytes: Vec<u8> = sum.iter().flat_map(|value| value.to_le_bytes()).collect();
-        let file = self.origin.clone();
-        let range = 0..bytes.len();
-        let region = self.add_region(&file, Bytes::Owned(bytes));
-        let stored = Stored::whole(region, Ok(TensorType::F32), spec.shape.clone(), range);
-        self.insert(spec.name.clone(), stored)
+        self.add_floats(spec, &sum)
     }
 
     /// Divides the combined tensors of queries, keys and values of an encoder into thirds.

@@ -12,7 +12,8 @@ use stolon_checkpoint::config::{QkNorm, TensorRole};
 use stolon_checkpoint::kv::{KvBudget, KvType};
 use stolon_checkpoint::{
     Activation, Architecture, DecoderConfig, FeedForwardConfig, LayerConfig, LoadOptions,
-    LoadedModel, MixerConfig, ModelError, ModelSource, RopeScaling, TensorType, Weights, load,
+    LoadedModel, MixerConfig, ModelError, ModelSource, PairForm, RopeScaling, TensorType, Weights,
+    load,
 };
 use stolon_cpu::{CpuBackend, CpuOptions};
 use stolon_kvcache::BlockId;
@@ -415,6 +416,37 @@ fn models_of_scores_are_refused() {
     file.tensors.push(("cls.output.weight".into(), vec![1], 0, vec![0; 4]));
     let error = open(&write(dir.path(), &file)).unwrap_err().to_string();
     assert!(error.contains("`cls.output.weight`") && error.contains("rerankers"), "{error}");
+}
+
+/// Goal: a reranker of llama.cpp scores with the difference of its two rows, which may be quantized,
+/// and keeps its output matrix; another shape is refused.
+#[test]
+fn rerankers_have_a_matrix_of_two_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, weights) = model(&config_json("qwen3"), 13);
+    let width = config.hidden_size;
+    let values = |shift: usize| (0..width).map(move |i| ((i * 7 + shift) % 11) as f32 - 5.0);
+    let rows: Vec<f32> = values(0).chain(values(3)).collect();
+    let bytes = |rows: &[f32]| rows.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let with = |shape: Vec<usize>, rows: &[f32]| {
+        let mut file = gguf_of(&config, &weights, TensorType::F32);
+        file.set("qwen3.pooling_type", Meta::U32(4));
+        file.tensors.push(("cls.output.weight".into(), shape, 0, bytes(rows)));
+        open(&write(dir.path(), &file))
+    };
+    let loaded = with(vec![2, width], &rows).unwrap();
+    let scores = loaded.scores.expect("scores");
+    assert_eq!((scores.pairs, scores.config.labels.len()), (PairForm::Template, 1));
+    let row = loaded.weights.floats(&scores.head.tensors()[0]).unwrap();
+    assert_eq!(row, values(0).zip(values(3)).map(|(a, b)| a - b).collect::<Vec<_>>());
+    assert!(loaded.generates && loaded.embedding.is_none());
+    for shape in [vec![1, width], vec![3, width], vec![2, width - 32]] {
+        let count = shape.iter().product();
+        let mut rows = rows.clone();
+        rows.resize(count, 0.0);
+        let error = with(shape, &rows).unwrap_err().to_string();
+        assert!(error.contains("cls.output.weight"), "{error}");
+    }
 }
 
 /// Goal: what the file recommends for sampling is used, unless a generation_config.json next to it

@@ -12,6 +12,7 @@ mod support {
     pub(crate) mod model_dir;
 }
 
+mod encoders;
 mod hostile;
 #[cfg(feature = "hub")]
 mod hostile_hub;

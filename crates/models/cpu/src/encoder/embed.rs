@@ -1,4 +1,4 @@
-//! The sum of the embeddings of tokens, positions and token types, and its norm.
+//! The sum of the embeddings of tokens, positions and token types, and its norm, if it has one.
 
 use stolon_backend::StepBatch;
 use stolon_checkpoint::encoder::LearnedPositions;
@@ -16,7 +16,7 @@ pub(super) struct Embedding {
     pub(super) positions: Option<Vec<f32>>,
     /// The token types, `[token_types, hidden_size]`.
     pub(super) token_types: Option<Vec<f32>>,
-    pub(super) norm: Norm,
+    pub(super) norm: Option<Norm>,
 }
 
 impl EncoderBackend {
@@ -26,8 +26,9 @@ impl EncoderBackend {
         let (width, vocab_size) = (self.config.hidden_size, self.config.vocab_size);
         let chunk = self.workers.chunk_rows(batch.tokens.len(), width);
         let (embedding, path) = (&self.embedding, self.path);
-        let Activations { x, attended, .. } = &mut self.activations;
-        let parts = x.chunks_mut(chunk * width).zip(attended.chunks_mut(chunk * width));
+        let scale = self.config.embedding_scale;
+        let Activations { x, spare, .. } = &mut self.activations;
+        let parts = x.chunks_mut(chunk * width).zip(spare.chunks_mut(chunk * width));
         let parts = parts.zip(batch.tokens.chunks(chunk)).enumerate();
         self.workers.run(parts, |(part, ((x, sums), tokens))| {
             let rows = sums.chunks_exact_mut(width).zip(tokens);
@@ -35,6 +36,9 @@ impl EncoderBackend {
                 let (token_type, token) =
                     (token as usize / vocab_size, token as usize % vocab_size);
                 embedding.tokens.row(token, sum);
+                if let Some(scale) = scale {
+                    kernels::scale(path, sum, scale);
+                }
                 if let Some(types) = &embedding.token_types {
                     kernels::add(path, sum, &types[token_type * width..][..width]);
                 }
@@ -42,7 +46,10 @@ impl EncoderBackend {
                     kernels::add(path, sum, &table[learned[row] * width..][..width]);
                 }
             }
-            embedding.norm.apply(sums, x, path);
+            match &embedding.norm {
+                Some(norm) => norm.apply(sums, x, path),
+                None => x.copy_from_slice(sums),
+            }
         });
     }
 }

@@ -1,10 +1,11 @@
 //! One layer: attention over whole texts, and an MLP.
 
 use stolon_checkpoint::encoder::{
-    EncoderActivation, EncoderConfig, EncoderLayerWeights, EncoderMlpWeights, NormOrder,
+    EncoderActivation, EncoderConfig, EncoderLayerWeights, EncoderMlpWeights, EncoderNormWeights,
+    NormOrder,
 };
 use stolon_checkpoint::error::ModelError;
-use stolon_kernels::{self as kernels, Matrix, Operands, Path, Product, RowSums, Sink};
+use stolon_kernels::{self as kernels, HeadNorm, Matrix, Operands, Path, Product, RowSums, Sink};
 
 use super::{Activations, Norm};
 use crate::decoder::linear::{Linear, Loader, project};
@@ -16,13 +17,19 @@ use crate::workers::Workers;
 #[derive(Debug)]
 pub(super) struct Layer {
     qkv: [Linear; 3],
+    /// The weights of the norms of each head's queries and keys.
+    head_norms: Option<[Vec<f32>; 2]>,
     output: Linear,
     /// `None` if the input of attention is not normalized.
     attention_norm: Option<Norm>,
+    /// `None` if attention's output is added as it is.
+    attention_output_norm: Option<Norm>,
     gate: Option<Linear>,
     up: Linear,
     down: Linear,
     mlp_norm: Norm,
+    /// `None` if the MLP's output is added as it is.
+    mlp_output_norm: Option<Norm>,
 }
 
 /// The keys and values of the layer, the mask of its attention, and the rotations of its queries and
@@ -32,20 +39,40 @@ type Attention<'a> = (&'a mut FullKv, &'a FullMask<'a>, Option<&'a RopeTable>);
 impl Layer {
     pub(super) fn load(
         weights: &EncoderLayerWeights,
-        eps: f32,
+        config: &EncoderConfig,
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
-        let EncoderLayerWeights { qkv: [q, k, v], output, attention_norm, mlp, mlp_norm } = weights;
+        let EncoderLayerWeights {
+            qkv: [q, k, v],
+            head_norms,
+            output,
+            attention_norm,
+            attention_output_norm,
+            mlp,
+            mlp_norm,
+            mlp_output_norm,
+        } = weights;
         let EncoderMlpWeights { gate, up, down } = mlp;
-        let norm = attention_norm.as_ref().map(|norm| Norm::load(norm, eps, loader)).transpose()?;
+        let mut optional = |norm: &Option<EncoderNormWeights>| {
+            norm.as_ref().map(|norm| Norm::load(norm, config, loader)).transpose()
+        };
+        let attention_norm = optional(attention_norm)?;
+        let attention_output_norm = optional(attention_output_norm)?;
+        let mlp_output_norm = optional(mlp_output_norm)?;
         Ok(Self {
             qkv: [loader.linear(q)?, loader.linear(k)?, loader.linear(v)?],
+            head_norms: match head_norms {
+                Some([q, k]) => Some([loader.vector(q)?, loader.vector(k)?]),
+                None => None,
+            },
             output: loader.linear(output)?,
-            attention_norm: norm,
+            attention_norm,
+            attention_output_norm,
             gate: loader.optional(gate.as_ref())?,
             up: loader.linear(up)?,
             down: loader.linear(down)?,
-            mlp_norm: Norm::load(mlp_norm, eps, loader)?,
+            mlp_norm: Norm::load(mlp_norm, config, loader)?,
+            mlp_output_norm,
         })
     }
 
@@ -57,20 +84,23 @@ impl Layer {
         (kv, mask, rotations): Attention<'_>,
         (path, workers): (Path, &Workers),
     ) {
-        let Activations { x, normed, q, attended, mixed, inner, positions } = activations;
+        let Activations { x, spare, normed, q, attended, mixed, inner, positions } = activations;
         let (rows, width) = (positions.len(), config.hidden_size);
-        let is_before = config.order == NormOrder::Before;
+        let is_before = config.order != NormOrder::After;
         let readers = [0, 1, 2].map(|part| &self.qkv[part].matrix);
         let norm = self.attention_norm.as_ref().filter(|_| is_before);
         pack(x, norm, normed, &readers, (path, workers));
         let rotation = |row: usize| Some(rotations?.at(Rotation::Position(positions[row])));
-        kv.project(&self.qkv, normed, q, rotation, workers);
+        let head_norm =
+            |weight| HeadNorm { weight, eps: config.norm_eps, offset: config.norm.offset() };
+        let norms = self.head_norms.as_ref().map(|[q, k]| [head_norm(q), head_norm(k)]);
+        kv.project((&self.qkv, norms), normed, q, rotation, workers);
         kv.attend(q, attended, mask, path, workers);
         mixed.reset(rows, &[&self.output.matrix]);
         mixed.pack(workers.for_pass(rows, width), attended);
-        project(&self.output, mixed, Sink::Add(x), path, workers);
+        add(&self.output, mixed, self.attention_output_norm.as_ref(), (x, spare), (path, workers));
         if let Some(norm) = self.attention_norm.as_ref().filter(|_| !is_before) {
-            norm.replace(x, attended, path, workers);
+            norm.replace(x, spare, path, workers);
         }
 
         let inputs: Vec<&Matrix> =
@@ -87,9 +117,9 @@ impl Layer {
             sink: Sink::Operands(inner.only()),
         };
         kernels::multiply(path, workers.for_products(&inputs, rows), normed, &mut [product]);
-        project(&self.down, inner, Sink::Add(x), path, workers);
+        add(&self.down, inner, self.mlp_output_norm.as_ref(), (x, spare), (path, workers));
         if !is_before {
-            self.mlp_norm.replace(x, attended, path, workers);
+            self.mlp_norm.replace(x, spare, path, workers);
         }
     }
 
@@ -109,7 +139,26 @@ impl Layer {
             EncoderActivation::GeluTanh => kernels::gelu_tanh_in_place(path, first),
             EncoderActivation::Relu => first.iter_mut().for_each(|x| *x = x.max(0.0)),
             EncoderActivation::GeluGate => kernels::gelu_mul(path, first, second),
+            EncoderActivation::GeluTanhGate => kernels::gelu_tanh_mul(path, first, second),
             EncoderActivation::SiluGate => kernels::silu_mul(path, first, second),
+        }
+    }
+}
+
+/// Adds the product of `rows` with a projection to the residual stream `x`, after a norm if there is
+/// one. `spare` has the size of `x`.
+fn add(
+    linear: &Linear,
+    rows: &Operands,
+    norm: Option<&Norm>,
+    (x, spare): (&mut [f32], &mut [f32]),
+    (path, workers): (Path, &Workers),
+) {
+    match norm {
+        None => project(linear, rows, Sink::Add(x), path, workers),
+        Some(norm) => {
+            project(linear, rows, Sink::Rows(spare), path, workers);
+            norm.add(x, spare, path, workers);
         }
     }
 }

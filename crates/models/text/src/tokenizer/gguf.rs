@@ -4,6 +4,7 @@
 //! The metadata is first converted to a `tokenizer.json`, because this format is public and stable,
 //! and the rest of the crate reads it too.
 
+mod encoder;
 mod patterns;
 
 use std::collections::HashMap;
@@ -44,9 +45,11 @@ pub(super) fn build(metadata: &GgufTokenizer) -> Result<Tokenizer, TokenizerErro
         "llama" => sentence_piece(metadata, merges_by_score(metadata)?, true)?,
         // Converters write the merges of Gemma 4, whose words are not split otherwise.
         "gemma4" => sentence_piece(metadata, listed_merges(metadata)?, false)?,
+        "bert" => encoder::word_piece(metadata)?,
+        "t5" => encoder::unigram(metadata)?,
         other => {
-            let key = "tokenizer.ggml.model";
-            return Err(TokenizerError::unsupported(file, key, "gpt2, llama or gemma4", other));
+            let (key, expected) = ("tokenizer.ggml.model", "gpt2, llama, gemma4, bert or t5");
+            return Err(TokenizerError::unsupported(file, key, expected, other));
         }
     };
     let document = json!({
@@ -54,7 +57,7 @@ pub(super) fn build(metadata: &GgufTokenizer) -> Result<Tokenizer, TokenizerErro
         "added_tokens": added_tokens(metadata),
         "normalizer": parts.normalizer,
         "pre_tokenizer": parts.pre_tokenizer,
-        "post_processor": post_processor(metadata, parts.adds_bos_by_default)?,
+        "post_processor": post_processor(metadata, &parts)?,
         "decoder": parts.decoder,
         "model": parts.model,
     });
@@ -93,6 +96,8 @@ struct Parts {
     model: Value,
     /// The value of `add_bos_token` for files that lack it.
     adds_bos_by_default: bool,
+    /// The value of `add_eos_token` for files that lack it.
+    adds_eos_by_default: bool,
 }
 
 /// Byte-level BPE, as used by GPT-2, Llama 3 and Qwen.
@@ -122,6 +127,7 @@ fn byte_level(metadata: &GgufTokenizer) -> Result<Parts, TokenizerError> {
         }),
         model: bpe(metadata, merges, None, split.whole_words_first),
         adds_bos_by_default: split.adds_bos,
+        adds_eos_by_default: false,
     })
 }
 
@@ -171,6 +177,7 @@ fn sentence_piece(
         decoder: json!({"type": "Sequence", "decoders": decoders}),
         model: bpe(metadata, merges, unknown, false),
         adds_bos_by_default: true,
+        adds_eos_by_default: false,
     })
 }
 
@@ -251,15 +258,17 @@ fn added_tokens(metadata: &GgufTokenizer) -> Vec<Value> {
 
 /// The post-processor that adds the tokens for begin and end of sequence around a text, if the
 /// metadata or the default of the tokenizer's kind says so.
-fn post_processor(metadata: &GgufTokenizer, adds_bos: bool) -> Result<Value, TokenizerError> {
+fn post_processor(metadata: &GgufTokenizer, parts: &Parts) -> Result<Value, TokenizerError> {
     // Files of Gemma 4 may say that nothing is added, which is wrong. llama.cpp corrects this, too.
-    let adds_bos = metadata.add_bos_token.unwrap_or(adds_bos) || metadata.model == "gemma4";
-    let around = [
-        ("bos", adds_bos, metadata.bos_token_id),
-        ("eos", metadata.add_eos_token.unwrap_or(false), metadata.eos_token_id),
-    ];
+    let adds_bos =
+        metadata.add_bos_token.unwrap_or(parts.adds_bos_by_default) || metadata.model == "gemma4";
+    let adds_eos = metadata.add_eos_token.unwrap_or(parts.adds_eos_by_default);
+    // Encoders may end a text with the token that separates two.
+    let last = metadata.eos_token_id.or(metadata.separator_token_id);
+    let around = [("bos", adds_bos, metadata.bos_token_id), ("eos", adds_eos, last)];
     let mut single = vec![json!({"Sequence": {"id": "A", "type_id": 0}})];
     let mut special_tokens = Map::new();
+    let mut names = Vec::new();
     for (name, wanted, id) in around {
         let (true, Some(id)) = (wanted, id) else { continue };
         let token = spelling(metadata, &format!("tokenizer.ggml.{name}_token_id"), id)?;
@@ -267,13 +276,19 @@ fn post_processor(metadata: &GgufTokenizer, adds_bos: bool) -> Result<Value, Tok
         single.insert(place, json!({"SpecialToken": {"id": token, "type_id": 0}}));
         let entry = json!({"id": token, "ids": [id], "tokens": [token]});
         special_tokens.insert(token.to_owned(), entry);
+        names.push(token);
     }
     if special_tokens.is_empty() {
         return Ok(Value::Null);
     }
+    let pair = match names[..] {
+        [first, last] => encoder::pair(metadata, first, last),
+        _ => json!([
+            {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}},
+        ]),
+    };
     Ok(json!({
-        "type": "TemplateProcessing", "single": single,
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "type": "TemplateProcessing", "single": single, "pair": pair,
         "special_tokens": special_tokens,
     }))
 }
@@ -315,9 +330,11 @@ impl Split {
     fn named(pre: Option<&str>, file: &str) -> Result<Self, TokenizerError> {
         let split = match pre {
             // Files that were converted before the key existed lack it.
-            None | Some("default" | "gpt-2" | "gpt2" | "phi-2" | "olmo" | "exaone4") => {
-                Self::default()
-            }
+            None
+            | Some(
+                "default" | "gpt-2" | "gpt2" | "phi-2" | "olmo" | "exaone4" | "modern-bert"
+                | "roberta-bpe" | "jina-v2-es" | "jina-v2-de" | "jina-v2-code",
+            ) => Self::default(),
             Some("llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "falcon-h1" | "lfm2") => Self {
                 pattern: Some(LLAMA3),
                 whole_words_first: true,

@@ -8,6 +8,7 @@ mod history;
 mod hostile_templates;
 mod hostile_tokenizers;
 mod infill;
+mod pair;
 mod real_templates;
 mod text_model;
 mod tokenizer;

@@ -179,3 +179,26 @@ fn wrong_values_are_refused() {
         assert!(error.contains(expected), "{error}");
     }
 }
+
+/// Goal: the tokens and the template of a reranker are those of the flags.
+#[tokio::test]
+async fn flags_make_a_reranker() {
+    let model = stolon_fixtures::path("encoders").join("qwen3_judge").display().to_string();
+    let template = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(template.path(), "{query} {document}").expect("written");
+    let template = template.path().display().to_string();
+    let body = json!({"text_1": "a", "text_2": "b"});
+    let mut replies = Vec::new();
+    for flags in [
+        &[][..],
+        &["--rerank-tokens", "no,yes"],
+        &["--rerank-tokens", "no,yes", "--rerank-template", &template],
+    ] {
+        let reply = Server::start(&model, flags).ok("/score", body.clone()).await;
+        let score = reply["data"][0]["score"].as_f64().expect("a number");
+        replies.push((score, reply["usage"]["prompt_tokens"].as_u64()));
+    }
+    let [(own, long), (reversed, same), (_, short)] = replies[..] else { panic!("{replies:?}") };
+    assert!((own + reversed - 1.0).abs() < 1e-5 && (own - 0.5).abs() > 1e-3, "{replies:?}");
+    assert!(long == same && short == Some(3), "{replies:?}");
+}

@@ -75,6 +75,17 @@ pub struct Embeddings {
     pub usage: EmbeddingsUsage,
 }
 
+/// The vector of one input, in vLLM's form.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct PooledVector {
+    /// Index of the input.
+    pub index: usize,
+    /// Always `pooling`.
+    pub object: &'static str,
+    /// The vector.
+    pub data: Vector,
+}
+
 /// The vector of one input.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Embedding {

@@ -153,7 +153,7 @@ pub struct ClassifyRequest {
     pub unknown: UnknownFields,
 }
 
-/// The reply to a request for scores or labels.
+/// The reply to a request for scores, labels, or vectors in vLLM's form.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ScoreList<T> {
     /// The reply's id.

@@ -10,14 +10,18 @@ use serde_json::json;
 use stolon::{Embedding, Request};
 
 use crate::api::completions::{Prompt, PromptInput};
-use crate::api::embeddings::{self as api, EmbeddingsRequest, EncodingFormat, MAX_INPUTS};
+use crate::api::embeddings::{
+    self as api, EmbeddingsRequest, EncodingFormat, MAX_INPUTS, PooledVector,
+};
 use crate::api::options::Truncation;
 use crate::api::reply::PromptTokensDetails;
+use crate::api::scores::ScoreList;
 use crate::handlers::app::App;
 use crate::handlers::completions::engine_request;
 use crate::handlers::context::{Incoming, RequestContext};
 use crate::handlers::pooled::Inputs;
 use crate::wire::error::ApiError;
+use crate::wire::{request_id, unix_seconds};
 
 /// Maximum number of values in a reply: inputs times values of a vector. Each takes up to 16 bytes
 /// as text. Vectors of up to 4,096 values fit for the maximum number of inputs.
@@ -42,6 +46,28 @@ pub(crate) async fn create(
     let count = embeddings.iter().map(|embedding| embedding.values.len()).sum();
     let hides_cached_tokens = app.hide_cached_tokens;
     let encode = move || reply(embeddings, model, format, hides_cached_tokens);
+    app.parser.run(client, count, encode).await
+}
+
+/// The handler of `POST /pooling`: the same vectors, in vLLM's form.
+pub(crate) async fn pool(
+    Incoming { body: request, context }: Incoming<EmbeddingsRequest>,
+) -> Result<Response, ApiError> {
+    let (app, client) = (Arc::clone(&context.app), context.caller.identity.clone());
+    let format = request.encoding_format.unwrap_or_default();
+    let Computed { model, embeddings } = compute(context, request).await?;
+    let count = embeddings.iter().map(|embedding| embedding.values.len()).sum();
+    let usage = usage(&embeddings, app.hide_cached_tokens);
+    let encode = move || {
+        let data = embeddings.into_iter().enumerate().map(|(index, embedding)| PooledVector {
+            index,
+            object: "pooling",
+            data: vector(embedding.values, format),
+        });
+        let (id, data) = (format!("pool-{}", request_id::fresh()), data.collect());
+        let list = ScoreList { id, object: "list", created: unix_seconds(), model, data, usage };
+        Json(list).into_response()
+    };
     app.parser.run(client, count, encode).await
 }
 
@@ -150,23 +176,33 @@ fn reply(
     format: EncodingFormat,
     hides_cached_tokens: bool,
 ) -> Response {
-    let prompt_tokens = embeddings.iter().map(|embedding| embedding.prompt_tokens).sum();
-    let cached_tokens = embeddings.iter().map(|embedding| embedding.cached_tokens).sum();
+    let usage = usage(&embeddings, hides_cached_tokens);
     let data = embeddings.into_iter().enumerate().map(|(index, embedding)| api::Embedding {
         object: "embedding",
         index,
-        embedding: match format {
-            EncodingFormat::Float => api::Vector::Float(embedding.values),
-            EncodingFormat::Base64 => api::Vector::Base64(base64(&embedding.values)),
-        },
+        embedding: vector(embedding.values, format),
     });
-    let usage = api::EmbeddingsUsage {
+    Json(api::Embeddings { object: "list", data: data.collect(), model, usage }).into_response()
+}
+
+/// The numbers of tokens of all inputs.
+fn usage(embeddings: &[Embedding], hides_cached_tokens: bool) -> api::EmbeddingsUsage {
+    let prompt_tokens = embeddings.iter().map(|embedding| embedding.prompt_tokens).sum();
+    let cached_tokens = embeddings.iter().map(|embedding| embedding.cached_tokens).sum();
+    api::EmbeddingsUsage {
         prompt_tokens,
         total_tokens: prompt_tokens,
         prompt_tokens_details: (!hides_cached_tokens)
             .then_some(PromptTokensDetails { cached_tokens, image_tokens: 0 }),
-    };
-    Json(api::Embeddings { object: "list", data: data.collect(), model, usage }).into_response()
+    }
+}
+
+/// The values in a format.
+fn vector(values: Vec<f32>, format: EncodingFormat) -> api::Vector {
+    match format {
+        EncodingFormat::Float => api::Vector::Float(values),
+        EncodingFormat::Base64 => api::Vector::Base64(base64(&values)),
+    }
 }
 
 /// The values as 32-bit little-endian numbers in base64.

@@ -105,7 +105,7 @@ impl Inputs {
         let (engine, info) = (&self.app.engine, self.app.engine.model_info());
         let mut tokens = match request.prompt() {
             // The text may be longer than the engine takes.
-            Prompt::Text(text) if !info.is_encoder && info.scores.is_none() => {
+            Prompt::Text(text) if info.generates || !info.is_encoder && info.scores.is_none() => {
                 engine.tokenize_for(text.clone(), true, self.client.clone()).await?
             }
             // An encoder's tokenizer removes tokens itself, of two texts from the longer one.

@@ -4,7 +4,7 @@ use super::Role::Client;
 use super::{ErrorForm, Group, Route, delete, get, post};
 use crate::api::chat::{ChatCompletion, ChatCompletionChunk, ChatRequest};
 use crate::api::completions::{Completion, CompletionRequest};
-use crate::api::embeddings::{Embeddings, EmbeddingsRequest};
+use crate::api::embeddings::{Embeddings, EmbeddingsRequest, PooledVector};
 use crate::api::llama_cpp::{InfillEvent, InfillReply, InfillRequest};
 use crate::api::messages::{MessageEvent, MessageReply, MessagesRequest, TokenCount};
 use crate::api::responses::{Response, ResponseDeleted, ResponseEvent, ResponsesRequest};
@@ -68,6 +68,13 @@ pub(super) fn group() -> Group {
             )
             .takes::<EmbeddingsRequest>()
             .replies::<Embeddings>()
+            .generates()
+            .traced_as("embeddings")
+            .fails(&[404, 409]),
+        post("/pooling", Client, embeddings::pool)
+            .described("pool", "The vectors of texts, in vLLM's form")
+            .takes::<EmbeddingsRequest>()
+            .replies::<ScoreList<PooledVector>>()
             .generates()
             .traced_as("embeddings")
             .fails(&[404, 409]),

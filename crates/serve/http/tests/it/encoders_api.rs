@@ -65,6 +65,26 @@ async fn encoders_answer_embeddings() {
     server.settled_audit().await;
 }
 
+/// Goal: vectors in vLLM's form are those of `/v1/embeddings`, in both formats.
+#[tokio::test]
+async fn vectors_in_the_form_of_vllm_are_the_same() {
+    let server = start("bert");
+    for format in ["float", "base64"] {
+        let body = json!({"input": ["the stem", "x"], "encoding_format": format, "model": "bert"});
+        let reply = server.ok("/pooling", body.clone()).await;
+        let vectors = server.ok("/v1/embeddings", body).await;
+        assert_eq!((&reply["object"], &reply["model"]), (&json!("list"), &json!("bert")));
+        assert!(reply["id"].as_str().is_some_and(|id| id.starts_with("pool-")), "{reply}");
+        assert_eq!(reply["usage"], vectors["usage"]);
+        for index in 0..2 {
+            let entry = &reply["data"][index];
+            assert_eq!((&entry["index"], &entry["object"]), (&json!(index), &json!("pooling")));
+            assert_eq!(entry["data"], vectors["data"][index]["embedding"]);
+            assert!(!entry["data"].is_null());
+        }
+    }
+}
+
 /// Goal: what a text encoder cannot do is refused with the reason.
 #[tokio::test]
 async fn encoders_refuse_what_they_are_not_meant_for() {
@@ -108,7 +128,7 @@ async fn encoders_refuse_what_they_are_not_meant_for() {
 /// request and on all paths, and pairs have the same scores alone.
 #[tokio::test]
 async fn rerankers_answer_in_order() {
-    for name in ["bert_reranker", "xlm_roberta_reranker"] {
+    for name in ["bert_reranker", "xlm_roberta_reranker", "qwen3_judge"] {
         let (server, expected) = (start(name), expected(name));
         let pairs = expected["pairs"].as_array().expect("a list");
         let query = &pairs[0]["query"];

@@ -57,6 +57,8 @@ async fn replies_are_as_described() {
         ("/detokenize", json!({"tokens": [97, 98]})),
         ("/detokenize", json!({"tokens": [u32::MAX]})),
         ("/v1/embeddings", json!({"input": text})),
+        // A successful reply is compared below, with a model for embeddings.
+        ("/pooling", json!({"input": text})),
         // Successful replies are compared below, with models for scores.
         ("/v1/rerank", json!({"query": text, "documents": [text]})),
         ("/v2/rerank", json!({"query": text, "documents": [text]})),
@@ -200,9 +202,11 @@ async fn vectors_are_as_described() {
         (json!({"input": [[1], [2, 3]], "encoding_format": "base64"}), 200),
         (json!({"input": ["x", ""]}), 400),
     ] {
-        let (status, reply) = server.post("/v1/embeddings", body).await;
-        assert_eq!(status, expected, "{reply}");
-        check_reply(&description, "post", "/v1/embeddings", status, &reply);
+        for path in ["/v1/embeddings", "/pooling"] {
+            let (status, reply) = server.post(path, body.clone()).await;
+            assert_eq!(status, expected, "{reply}");
+            check_reply(&description, "post", path, status, &reply);
+        }
     }
     let (status, reply) = server.get("/v1/models").await;
     check_reply(&description, "get", "/v1/models", status, &reply);

@@ -7,25 +7,25 @@ use crate::error::ModelError;
 use crate::gguf::{Header, Value};
 
 /// Typed access to the metadata keys that start with the architecture's name.
-pub(super) struct Metadata<'a> {
-    pub(super) header: &'a Header,
-    pub(super) prefix: &'a str,
+pub(crate) struct Metadata<'a> {
+    pub(crate) header: &'a Header,
+    pub(crate) prefix: &'a str,
 }
 
 impl Metadata<'_> {
-    pub(super) fn value(&self, key: &str) -> Option<&Value> {
+    pub(crate) fn value(&self, key: &str) -> Option<&Value> {
         self.header.metadata.get(&format!("{}.{key}", self.prefix))
     }
 
-    pub(super) fn invalid(&self, key: &str, expected: &str, got: impl ToString) -> ModelError {
+    pub(crate) fn invalid(&self, key: &str, expected: &str, got: impl ToString) -> ModelError {
         ModelError::key(&self.header.file, &format!("{}.{key}", self.prefix), expected, got)
     }
 
-    pub(super) fn unsupported(&self, key: &str, expected: &str, got: impl ToString) -> ModelError {
+    pub(crate) fn unsupported(&self, key: &str, expected: &str, got: impl ToString) -> ModelError {
         ModelError::unsupported(&self.header.file, &format!("{}.{key}", self.prefix), expected, got)
     }
 
-    pub(super) fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
+    pub(crate) fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
         let Some(value) = self.value(key) else { return Ok(None) };
         // Converters may write a list with a size for each layer, even if all are the same.
         let size = match value {
@@ -40,12 +40,12 @@ impl Metadata<'_> {
         }
     }
 
-    pub(super) fn required_size(&self, key: &str) -> Result<usize, ModelError> {
+    pub(crate) fn required_size(&self, key: &str) -> Result<usize, ModelError> {
         self.size(key)?.ok_or_else(|| self.invalid(key, "an integer", "nothing"))
     }
 
     /// A finite number above 0.
-    pub(super) fn float(&self, key: &str) -> Result<Option<f64>, ModelError> {
+    pub(crate) fn float(&self, key: &str) -> Result<Option<f64>, ModelError> {
         let Some(value) = self.value(key) else { return Ok(None) };
         match value.as_f64() {
             Some(number) if number.is_finite() && number > 0.0 => Ok(Some(number)),
@@ -119,7 +119,7 @@ impl Metadata<'_> {
         }
     }
 
-    pub(super) fn required_float(&self, key: &str) -> Result<f64, ModelError> {
+    pub(crate) fn required_float(&self, key: &str) -> Result<f64, ModelError> {
         self.float(key)?.ok_or_else(|| self.invalid(key, "a number", "nothing"))
     }
 
@@ -165,7 +165,7 @@ impl Metadata<'_> {
 
     /// Returns an error if the key is present with a value other than `neutral`, which has no
     /// effect.
-    pub(super) fn only(&self, key: &str, neutral: f64) -> Result<(), ModelError> {
+    pub(crate) fn only(&self, key: &str, neutral: f64) -> Result<(), ModelError> {
         match self.value(key) {
             Some(value) if value.as_f64() != Some(neutral) => {
                 Err(self.unsupported(key, "nothing", value.shown()))

@@ -1,0 +1,148 @@
+//! Prompts of rerankers with a decoder: a query and a document in the template that the model was
+//! trained with.
+//!
+//! ```text
+//! before the query   query   between   document   after
+//! ```
+//!
+//! The query comes first, so that the prompts of all documents for a query begin alike.
+
+use crate::spellings::Spellings;
+use crate::{ChatMessage, ChatOptions, ChatTemplateError, TextModel, Tokenizer, TokenizerError};
+
+/// What stands for the query in a template. llama.cpp uses the same words.
+const QUERY: &str = "{query}";
+/// What stands for the document.
+const DOCUMENT: &str = "{document}";
+
+/// The token that begins a message of Qwen.
+const MESSAGE: &str = "<|im_start|>";
+/// The template of Qwen3-Reranker, with the task that its page names
+/// (<https://huggingface.co/Qwen/Qwen3-Reranker-0.6B>).
+const QWEN3: &str = "<|im_start|>system\nJudge whether the Document meets the requirements based on \
+    the Query and the Instruct provided. Note that the answer can only be \"yes\" or \"no\".\
+    <|im_end|>\n<|im_start|>user\n<Instruct>: Given a web search query, retrieve relevant passages \
+    that answer the query\n<Query>: {query}\n<Document>: {document}<|im_end|>\n\
+    <|im_start|>assistant\n<think>\n\n</think>\n\n";
+
+/// Makes the prompts of pairs of texts.
+#[derive(Clone, Debug)]
+pub struct PairPrompts {
+    tokenizer: Tokenizer,
+    /// The text before the query, between the query and the document, and after the document.
+    parts: [String; 3],
+    /// The spellings that a client's texts must not turn into control tokens.
+    reserved: Option<Spellings>,
+}
+
+impl PairPrompts {
+    /// The prompts of a model. `template` is a text with `{query}` and, after it, `{document}`.
+    /// Without it, the model's chat template is used if it has messages with the roles `query` and
+    /// `document`, as in sentence-transformers and vLLM, and otherwise the template of
+    /// Qwen3-Reranker, if the vocabulary has its tokens.
+    ///
+    /// # Errors
+    /// [`ChatTemplateError::Malformed`] for a template without one of the two. `None` if there is no
+    /// template.
+    pub fn new(
+        model: &TextModel,
+        template: Option<&str>,
+    ) -> Result<Option<Self>, ChatTemplateError> {
+        let tokenizer = model.tokenizer().clone();
+        let parts = match template {
+            Some(template) => parts(template).ok_or_else(|| ChatTemplateError::Malformed {
+                name: "rerank".to_owned(),
+                reason: format!("expected {QUERY} and, after it, {DOCUMENT}, once each"),
+            })?,
+            None => {
+                let messages =
+                    [("query", QUERY), ("document", DOCUMENT)].map(|(r, t)| ChatMessage::new(r, t));
+                let own = model.render_chat(&messages, &ChatOptions::default()).ok();
+                let published = || tokenizer.token_id(MESSAGE).and_then(|_| parts(QWEN3));
+                match own.and_then(|own| parts(&own)).or_else(published) {
+                    Some(parts) => parts,
+                    None => return Ok(None),
+                }
+            }
+        };
+        let added = tokenizer.added_tokens().into_iter();
+        let reserved = added.filter(|(spelling, is_special)| {
+            *is_special || parts.iter().any(|part| part.contains(spelling))
+        });
+        let reserved = Spellings::new(reserved.map(|(spelling, _)| spelling));
+        Ok(Some(Self { tokenizer, parts, reserved }))
+    }
+
+    /// The token ids of the prompt for a query and a document. Special tokens that are spelled out
+    /// in them are ordinary text. With `tokens_max`, tokens at the end of the document are left out
+    /// until there are so many, and then tokens at the end of the query.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Encode`], also if the template alone has more than `tokens_max` tokens.
+    pub fn encode(
+        &self,
+        query: &str,
+        document: &str,
+        tokens_max: Option<usize>,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        let [before, between, after] = &self.parts;
+        let mut pieces = vec![before.clone()];
+        self.append(query, &mut pieces);
+        add(between, &mut pieces);
+        self.append(document, &mut pieces);
+        let mut whole = pieces.clone();
+        add(after, &mut whole);
+        let tokens = self.tokens(&whole)?;
+        let Some(most) = tokens_max.filter(|most| tokens.len() > *most) else { return Ok(tokens) };
+        let after = self.tokens(std::slice::from_ref(after))?;
+        let least = self.tokens(std::slice::from_ref(before))?.len() + after.len();
+        if most < least {
+            let reason = format!(
+                "expected at least {least} tokens for the template of pairs of texts, got {most}"
+            );
+            return Err(TokenizerError::Encode(reason));
+        }
+        let mut tokens = self.tokens(&pieces)?;
+        tokens.truncate(most - after.len());
+        tokens.extend(after);
+        Ok(tokens)
+    }
+
+    /// Appends a client's text. A new piece begins within each spelling that is reserved.
+    fn append(&self, text: &str, pieces: &mut Vec<String>) {
+        let own = match &self.reserved {
+            Some(reserved) => reserved.cut(text),
+            None => vec![text],
+        };
+        let mut own = own.into_iter();
+        if let Some(first) = own.next() {
+            add(first, pieces);
+        }
+        pieces.extend(own.map(str::to_owned));
+    }
+
+    /// The tokens of pieces that are encoded one by one.
+    fn tokens(&self, pieces: &[String]) -> Result<Vec<u32>, TokenizerError> {
+        let mut tokens = Vec::new();
+        for piece in pieces {
+            tokens.extend(self.tokenizer.encode(piece, false)?);
+        }
+        Ok(tokens)
+    }
+}
+
+/// Adds `text` to the last piece.
+fn add(text: &str, pieces: &mut [String]) {
+    if let Some(last) = pieces.last_mut() {
+        last.push_str(text);
+    }
+}
+
+/// The texts of a template around the query and the document, each of which it has once.
+fn parts(template: &str) -> Option<[String; 3]> {
+    let (before, rest) = template.split_once(QUERY)?;
+    let (between, after) = rest.split_once(DOCUMENT)?;
+    let parts = [before, between, after];
+    let again = |part: &&str| part.contains(QUERY) || part.contains(DOCUMENT);
+    (!parts.iter().any(again)).then(|| parts.map(str::to_owned))
+}
