@@ -257,7 +257,7 @@ fn invalid_metadata_is_refused() {
         assert!(error.contains("m.gguf") && error.contains(key), "{error}");
     };
     let byte_level = byte_level_metadata;
-    check(GgufTokenizer { model: "bert".to_owned(), ..byte_level() }, "tokenizer.ggml.model");
+    check(GgufTokenizer { model: "rwkv".to_owned(), ..byte_level() }, "tokenizer.ggml.model");
     check(GgufTokenizer { pre: Some("new".to_owned()), ..byte_level() }, "tokenizer.ggml.pre");
     check(GgufTokenizer { merges: None, ..byte_level() }, "tokenizer.ggml.merges");
     let merges = Some(vec!["ab".to_owned()]);

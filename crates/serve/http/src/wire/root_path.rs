@@ -22,7 +22,7 @@ use crate::wire::error::cut;
 const MAX_BYTES: usize = 200;
 
 /// The first parts of the paths of the server's own routes.
-pub(crate) const OWN_PARTS: [&str; 23] = [
+pub(crate) const OWN_PARTS: [&str; 24] = [
     "admin",
     "api",
     "apply-template",
@@ -37,6 +37,7 @@ pub(crate) const OWN_PARTS: [&str; 23] = [
     "open_session",
     "openapi.json",
     "page",
+    "pooling",
     "props",
     "ready",
     "rerank",

@@ -99,12 +99,24 @@ pub(super) async fn send(
     *request.method_mut() = method;
     *request.uri_mut() = url.clone();
     *request.headers_mut() = headers.clone();
-    client.request(request).await.map_err(|error| {
+    let mut reply = client.request(request.clone()).await;
+    // A server may close a connection that was idle just when the request is sent. llama.cpp's does
+    // after some requests.
+    if reply.as_ref().is_err_and(was_closed) {
+        reply = client.request(request).await;
+    }
+    reply.map_err(|error| {
         let kind = if error.is_connect() { "cannot connect" } else { "connection lost" };
         let message = chain(&error);
         let hint = certificate_hint(&message);
         failed(kind, message + hint)
     })
+}
+
+/// Whether the connection was closed before anything of the reply came.
+fn was_closed(error: &hyper_util::client::legacy::Error) -> bool {
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref());
+    cause.is_some_and(hyper::Error::is_incomplete_message)
 }
 
 /// The failure for a reply whose status is not 200.
