@@ -88,7 +88,8 @@ impl EngineBuilder {
     /// The device that runs the model. Default: the CPU. A GPU needs the feature `cuda` or `metal`.
     ///
     /// On a GPU, [`threads`](Self::threads), [`weights`](Self::weights),
-    /// [`draft_model`](Self::draft_model) and [`window_kv`](Self::window_kv) would have no effect, so [`build`](Self::build) refuses them.
+    /// [`draft_model`](Self::draft_model) and [`window_kv`](Self::window_kv) would have no effect,
+    /// so [`build`](Self::build) refuses them.
     pub fn device(mut self, device: DeviceChoice) -> Self {
         self.device.0.get_or_insert_default().device = device;
         self

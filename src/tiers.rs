@@ -162,8 +162,9 @@ impl Tiers<'_> {
         Ok(subscription.map(|(snapshot, receiver)| CacheEvents::new(snapshot, receiver)))
     }
 
-    /// Removes everything from the disk tier, with the stored history, also KV that was computed before and is still to be
-    /// written. KV in the pool and in the object store stays. Does nothing without a disk tier.
+    /// Removes everything from the disk tier, with the stored history, also KV that was computed
+    /// before and is still to be written. KV in the pool and in the object store stays. Does
+    /// nothing without a disk tier.
     ///
     /// # Errors
     /// `Stopped` if the engine's runtime has ended.

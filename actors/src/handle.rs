@@ -187,8 +187,8 @@ impl EngineHandle {
 
     /// Computes the prompt of a request for the cache, while no request waits or runs, in short
     /// steps. If a request comes, it ends after the step in flight. The stream has no tokens
-    /// ([`EngineContext::submit_background`]) and does not keep the engine running. At most 16 such prompts wait; the one that has waited
-    /// longest ends for another one.
+    /// ([`EngineContext::submit_background`]) and does not keep the engine running. At most 16 such
+    /// prompts wait; the one that has waited longest ends for another one.
     ///
     /// # Errors
     /// Every way in which a request can be invalid, also without a prefix cache;

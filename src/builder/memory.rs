@@ -8,8 +8,9 @@ use super::load::BLOCK_SIZE;
 use crate::Error;
 
 impl EngineBuilder {
-    /// The memory in bytes that the weights, those of a draft model, and the KV cache will take. Reads the headers of the
-    /// model's files, for a model on the hub perhaps over the network, and blocks meanwhile.
+    /// The memory in bytes that the weights, those of a draft model, and the KV cache will take.
+    /// Reads the headers of the model's files, for a model on the hub perhaps over the network, and
+    /// blocks meanwhile.
     ///
     /// Image encoders, adapters and what is computed in a step are not included.
     ///

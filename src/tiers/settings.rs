@@ -162,9 +162,9 @@ impl EngineBuilder {
     /// that it takes, so that the next turn of a conversation begins with the tokens that were sampled
     /// before a restart.
     ///
-    /// The files contain prompts and answers as token ids, and answers as text. On Unix, only the user can read a
-    /// directory that was made here. A program that can write to it can change what the model
-    /// answers.
+    /// The files contain prompts and answers as token ids, and answers as text. On Unix, only the
+    /// user can read a directory that was made here. A program that can write to it can change what
+    /// the model answers.
     pub fn kv_cache_dir(mut self, directory: impl Into<PathBuf>, budget_bytes: u64) -> Self {
         let directory = directory.into();
         self.tiers.disk = Some((directory, budget_bytes));

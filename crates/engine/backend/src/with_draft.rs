@@ -63,7 +63,7 @@ pub enum DraftError {
     },
 }
 
-/// A model with a draft model. See the [module documentation](self).
+/// A model with a draft model, which guesses tokens for it ([`Backend::draft`]).
 pub struct WithDraft {
     spec: BackendSpec,
     model: Box<dyn Backend>,

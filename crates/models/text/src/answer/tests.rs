@@ -549,7 +549,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
     /// Goal: the answer does not depend on how its text is cut into pieces; each call is complete,
-    /// with arguments that are an object, but the last one if it is guaranteed; and without calls and reasoning the text is unchanged.
+    /// with arguments that are an object, but the last one if it is guaranteed; and without calls
+    /// and reasoning the text is unchanged.
     #[test]
     fn pieces_do_not_matter(
         format in any_format(),
