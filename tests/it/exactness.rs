@@ -11,7 +11,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use stolon::{
     Engine, EngineBuilder, EngineError, Error, KvType, PrefetchPolicy, Request, SessionOptions,
-    WindowKv, WritePolicy,
+    Speculation, WindowKv, WritePolicy,
 };
 use support::Directory;
 
@@ -39,22 +39,30 @@ struct Kind {
     windows: WindowKv,
     /// The type of its KV; `None` for the default.
     kv_type: Option<KvType>,
+    /// The draft model of the engine with a cache.
+    draft: Option<&'static str>,
 }
 
 const fn kind(name: &'static str, model: &'static str) -> Kind {
-    Kind { name, model, windows: WindowKv::Blocks, kv_type: None }
+    Kind { name, model, windows: WindowKv::Blocks, kv_type: None, draft: None }
 }
 
 const fn in_states(name: &'static str, model: &'static str) -> Kind {
-    Kind { name, model, windows: WindowKv::States, kv_type: None }
+    Kind { windows: WindowKv::States, ..kind(name, model) }
 }
 
 const fn rounded(name: &'static str, model: &'static str, kv_type: KvType) -> Kind {
-    Kind { name, model, windows: WindowKv::States, kv_type: Some(kv_type) }
+    Kind { kv_type: Some(kv_type), ..in_states(name, model) }
+}
+
+const fn drafted(name: &'static str, model: &'static str, draft: &'static str) -> Kind {
+    Kind { draft: Some(draft), ..in_states(name, model) }
 }
 
 const KINDS: &[Kind] = &[
     kind("full attention", "llama"),
+    drafted("full attention, draft model", "llama", "llama"),
+    drafted("gated delta rule, draft model", "qwen3_next", "llama"),
     rounded("full attention, 4 bits", "llama", KvType::Int4),
     rounded("windows in states, keys in 8 and values in 4 bits", "gemma3", KvType::K8V4),
     rounded("latent attention, 4 bits", "deepseek_v3", KvType::Int4),
@@ -160,6 +168,15 @@ impl Kind {
             true => builder.model(self.model),
             false => builder.model(stolon_fixtures::path(self.model)),
         }
+    }
+
+    /// The same with the draft model, whose guesses are always proposed.
+    fn builder_with_draft(self) -> EngineBuilder {
+        let speculation = Speculation { adaptive: false, ..Speculation::default() };
+        let add = |builder: EngineBuilder, draft: &str| {
+            builder.draft_model(stolon_fixtures::path(draft)).speculation(speculation.clone())
+        };
+        self.draft.into_iter().fold(self.builder(), add)
     }
 
     /// Prompts that share prefixes of many lengths and end apart.
@@ -291,7 +308,8 @@ async fn compare(
     let counts = Arc::new(Counts::default());
     let (mut cached, mut loaded, mut evictions) = (0, 0, 0);
     for part in 0..STARTS {
-        let builder = tier.apply(kind.builder().num_blocks(sizes.blocks), &directory.0, sizes);
+        let builder = kind.builder_with_draft().num_blocks(sizes.blocks);
+        let builder = tier.apply(builder, &directory.0, sizes);
         let engine = start(builder.max_batched_tokens(96).max_running(4)).await;
         let removing = tokio::spawn({
             let engine = engine.clone();
@@ -322,6 +340,7 @@ async fn compare(
         cached += stats.cached_tokens;
         loaded += stats.loaded_tokens;
         evictions += stats.evictions;
+        assert_eq!(stats.model_drafted_tokens > 0, kind.draft.is_some(), "{}", kind.name);
         let audit = engine.audit().await.expect("consistent accounting");
         assert_eq!(audit.blocks_reserved, 0);
         engine.shutdown().await;
