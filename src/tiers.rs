@@ -72,10 +72,18 @@ impl EngineTiers {
         self.tiers().iter().for_each(|tiers| tiers.set_eviction_policy(policy));
     }
 
-    /// Stores the KV in the pool before the engine stops, if the write policy asks for it.
+    /// Before the engine stops and its KV can no longer be read, waits until everything that was
+    /// computed is on the disk, with the KV in the pool if the write policy asks for it.
     pub(crate) async fn before_stop(&self, handle: &EngineHandle) {
         let Some(tiers) = self.tiers().cloned() else { return };
-        let stored = store_pool(tiers, handle.clone());
+        let own = handle.clone();
+        let stored = async move {
+            // When it is answered, everything is claimed. Whether it passes does not matter here.
+            let _ = own.audit().await;
+            store_pool(Arc::clone(&tiers), own).await;
+            // Fails only if the runtime ends.
+            let _ = tokio::task::spawn_blocking(move || tiers.flush_disk()).await;
+        };
         // The timer needs the engine's runtime.
         let stored = async move { tokio::time::timeout(POOL_LIMIT, stored).await };
         if handle.runtime().spawn(stored).await.is_ok_and(|stored| stored.is_err()) {
