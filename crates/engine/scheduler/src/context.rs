@@ -427,18 +427,8 @@ impl EngineContext {
         let max_tokens = check(&request, &self.spec, &self.config, self.pin_budget.reserved())?;
         let record = RequestRecord::background(&self.gauges)?;
         let (sender, events) = event_channel(self.config.event_capacity);
-        let terms = Terms {
-            choice: 0,
-            max_tokens,
-            loan: None,
-            share: None,
-            block_size: self.spec.block_size,
-            bins: None,
-            encoding: 0,
-            found: 0,
-            pending: None,
-            is_background: true,
-        };
+        let block_size = self.spec.block_size;
+        let terms = Terms { max_tokens, block_size, is_background: true, ..Terms::default() };
         let sequence = Sequence::new(id, request, terms, record, sender, now);
         Ok((sequence, events))
     }

@@ -326,18 +326,7 @@ pub(crate) mod tests {
 
     pub(crate) fn sequence(id: u64) -> Sequence {
         let request = SequenceRequest::new(vec![id as u32; 8], 1);
-        let terms = Terms {
-            choice: 0,
-            max_tokens: 1,
-            loan: None,
-            share: None,
-            block_size: 4,
-            bins: None,
-            encoding: 0,
-            found: 0,
-            pending: None,
-            is_background: false,
-        };
+        let terms = Terms { max_tokens: 1, block_size: 4, ..Terms::default() };
         let record = RequestRecord::new(&Arc::default(), tracing::Span::none()).expect("open");
         Sequence::new(id, request, terms, record, event_channel(8).0, Instant::now())
     }

@@ -165,7 +165,7 @@ pub(crate) struct PromptLogprobs {
 }
 
 /// The limits and rights that a request got when it was validated.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Terms {
     /// Number of the answer among several to the same prompt, from 0.
     pub(crate) choice: u64,

@@ -191,8 +191,8 @@ impl<M: Memory> Scheduler<M> {
         let all_cached = sequence.tokens.len() - lease.len() < self.context.spec.block_size;
         let is_ready = sequence.sampler.as_ref().is_none_or(|sampler| sampler.is_ready());
         // The cached logits are those of the vocabulary only.
-        let needs_more = sequence.options.pooling.is_some() || sequence.options.regions;
-        let needs_more = needs_more || sequence.is_background;
+        let options = &sequence.options;
+        let needs_more = options.pooling.is_some() || options.regions || sequence.is_background;
         if needs_more || !all_cached || !is_ready || self.context.config.logit_cache_bytes == 0 {
             return None;
         }

@@ -32,6 +32,8 @@ const SHARES: f64 = 3.0;
 struct Room {
     /// What a proposed token costs and saves; `None` if every draft is proposed.
     worth: Option<Worth>,
+    /// Duration of the step without proposals in seconds; 0 if every draft is proposed.
+    plain: f64,
     /// Maximum number of proposed tokens of all sequences.
     tokens: usize,
     /// Time in seconds for the forward passes of a draft model, and as much again for the tokens
@@ -72,8 +74,9 @@ impl Speculating {
         }
     }
 
-    /// What is proposed for each of `slices`, at most `tokens` together. `is_alone` says that no other
-    /// request waits for the step, and `several_tenants` that requests of different tenants do.
+    /// What is proposed for each of `slices`, at most `tokens` together, and the maximum number of
+    /// tokens that a draft model computes in the step before it guesses any. `waits` says whether no
+    /// other request waits for the step, and whether requests of different tenants do.
     pub(super) fn propose(
         &self,
         (batch, checkpoints): (&mut Batch, &Checkpoints),
@@ -81,13 +84,17 @@ impl Speculating {
         tokens: usize,
         waits: (bool, bool),
         tree: &TreeReader,
-    ) -> Vec<Proposal> {
+    ) -> (Vec<Proposal>, usize) {
         let mut proposals = vec![Proposal::Tokens(Vec::new()); slices.len()];
         // A step with prompts is as long as it may be.
         if !self.is_on() || slices.iter().any(|(_, slice)| slice.count != 1) {
-            return proposals;
+            return (proposals, 0);
         }
-        let Some(mut room) = self.room(slices.len(), tokens, waits) else { return proposals };
+        let Some(mut room) = self.room(slices.len(), tokens, waits) else { return (proposals, 0) };
+        let budget = match room.spare.is_infinite() {
+            true => tokens,
+            false => tokens.min(self.model.tokens(room.plain, room.spare)),
+        };
         let mut candidates = Vec::new();
         for (index, (id, slice)) in slices.iter().enumerate() {
             let Some(sequence) = batch.get_mut(*id) else { continue };
@@ -120,7 +127,7 @@ impl Speculating {
                 self.context.gauges.drafted_tokens.add(tokens.len());
             }
         }
-        proposals
+        (proposals, budget)
     }
 
     /// What a step of `sequences` sequences leaves for proposals; `None` if nothing should be
@@ -134,16 +141,17 @@ impl Speculating {
         let config = &self.context.config;
         let left = tokens.saturating_sub(sequences);
         if !config.speculation.adaptive {
-            return Some(Room { worth: None, tokens: left, spare: f64::INFINITY });
+            return Some(Room { worth: None, plain: 0.0, tokens: left, spare: f64::INFINITY });
         }
-        let worth = Some(self.times.worth(sequences)?);
+        let worth = self.times.worth(sequences)?;
+        let (worth, plain) = (Some(worth), worth.saved * sequences as f64);
         if is_alone {
-            return Some(Room { worth, tokens: left, spare: f64::INFINITY });
+            return Some(Room { worth, plain, tokens: left, spare: f64::INFINITY });
         }
         let target = config.step_time_target.filter(|_| !several_tenants);
         let shares = if self.context.spec.draft_model { SHARES } else { 1.0 };
         let spare = self.times.spare(sequences, target) / shares;
-        Some(Room { worth, tokens: left.min(self.times.room(sequences, spare)), spare })
+        Some(Room { worth, plain, tokens: left.min(self.times.room(sequences, spare)), spare })
     }
 
     /// Replaces the proposals for which a draft model is expected to save more time. Each candidate
@@ -156,8 +164,7 @@ impl Speculating {
         room: Room,
         proposals: &mut [Proposal],
     ) {
-        let Room { worth, mut tokens, spare } = room;
-        let plain = worth.map_or(0.0, |worth| worth.saved * slices.len() as f64);
+        let Room { worth, plain, mut tokens, spare } = room;
         let chosen =
             match worth {
                 Some(worth) => {
@@ -193,19 +200,6 @@ impl Speculating {
             let missing_max = self.model.missing_max(plain, earned);
             proposals[index] = Proposal::Model { count, missing_max };
         }
-    }
-
-    /// Maximum number of tokens that a draft model computes in the next step before it guesses any.
-    /// `waits` is as for [`Speculating::propose`], and so are `sequences` and `tokens`.
-    pub(super) fn draft_budget(
-        &self,
-        sequences: usize,
-        tokens: usize,
-        waits: (bool, bool),
-    ) -> usize {
-        let Some(Room { worth, spare, .. }) = self.room(sequences, tokens, waits) else { return 0 };
-        let plain = worth.map_or(0.0, |worth| worth.saved * sequences as f64);
-        if spare.is_infinite() { tokens } else { tokens.min(self.model.tokens(plain, spare)) }
     }
 
     fn is_on(&self) -> bool {

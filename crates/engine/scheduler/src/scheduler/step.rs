@@ -124,7 +124,7 @@ impl<M: Memory> Scheduler<M> {
         let encode = self.encoding.plan(&mut self.batch, is_alone);
         let loads = self.transfers.plan_loads(&self.batch);
         let chosen = self.choose_slices(is_alone);
-        let proposals = self.propose(&chosen, is_alone);
+        let (proposals, budget) = self.propose(&chosen, is_alone);
         let mut slices = Vec::new();
         for ((id, slice), proposals) in chosen.into_iter().zip(proposals) {
             let Some(sequence) = self.batch.get_mut(id) else { continue };
@@ -138,7 +138,6 @@ impl<M: Memory> Scheduler<M> {
         }
         let block_size = self.context.spec.block_size;
         let mut batch = StepBatch::default();
-        let budget = self.draft_budget(slices.len(), is_alone);
         let mut draft = DraftPlan { slices: Vec::new(), budget };
         let mut tasks = Vec::with_capacity(slices.len());
         let mut in_flight = Vec::with_capacity(slices.len());
@@ -192,15 +191,9 @@ impl<M: Memory> Scheduler<M> {
         Ok(Some(StepPlan { saves, discarded, loads, encode, draft, batch, tasks, ticket }))
     }
 
-    /// Maximum number of tokens that a draft model computes in a step of `sequences` sequences before
-    /// it guesses any.
-    fn draft_budget(&self, sequences: usize, is_alone: bool) -> usize {
-        let waits = (is_alone, self.estimates.are_several_tenants());
-        self.speculating.draft_budget(sequences, self.context.config.max_batched_tokens, waits)
-    }
-
-    /// What is proposed for each of the slices of the next step.
-    fn propose(&mut self, slices: &[(u64, Slice)], is_alone: bool) -> Vec<Proposal> {
+    /// What is proposed for each of the slices of the next step, and the draft model's budget
+    /// ([`DraftPlan::budget`]).
+    fn propose(&mut self, slices: &[(u64, Slice)], is_alone: bool) -> (Vec<Proposal>, usize) {
         let waits = (is_alone, self.estimates.are_several_tenants());
         let (tokens, tree) = (self.context.config.max_batched_tokens, self.blocks.reader());
         let sequences = (&mut self.batch, &self.checkpoints);
