@@ -76,14 +76,7 @@ impl EngineTiers {
     /// computed is on the disk, with the KV in the pool if the write policy asks for it.
     pub(crate) async fn before_stop(&self, handle: &EngineHandle) {
         let Some(tiers) = self.tiers().cloned() else { return };
-        let own = handle.clone();
-        let stored = async move {
-            // When it is answered, everything is claimed. Whether it passes does not matter here.
-            let _ = own.audit().await;
-            store_pool(Arc::clone(&tiers), own).await;
-            // Fails only if the runtime ends.
-            let _ = tokio::task::spawn_blocking(move || tiers.flush_disk()).await;
-        };
+        let stored = store_computed(tiers, handle.clone());
         // The timer needs the engine's runtime.
         let stored = async move { tokio::time::timeout(POOL_LIMIT, stored).await };
         if handle.runtime().spawn(stored).await.is_ok_and(|stored| stored.is_err()) {
@@ -198,10 +191,7 @@ impl Tiers<'_> {
     pub async fn flush(self) -> Result<(), Error> {
         let inner = &self.0.inner;
         let Some(tiers) = inner.tiers.tiers().cloned() else { return Ok(()) };
-        // When the audit is answered, everything that was computed before is claimed. Whether it
-        // passes does not matter for the disk.
-        let _ = self.0.audit().await;
-        let stored = store_pool(Arc::clone(&tiers), inner.handle.clone());
+        let stored = store_computed(Arc::clone(&tiers), inner.handle.clone());
         // Fails only if the runtime ends.
         let _ = inner.handle.runtime().spawn(stored).await;
         let text = inner.prompts.text.clone();
@@ -213,9 +203,20 @@ impl Tiers<'_> {
     }
 }
 
+/// Writes everything that was computed before to the disk, and what is in the pool if the write
+/// policy stores the pool before it is lost. Must run on the engine's runtime.
+async fn store_computed(tiers: Arc<stolon_tiers::Tiers>, handle: EngineHandle) {
+    // When the audit is answered, everything that was computed before is claimed. Whether it passes
+    // does not matter for the disk.
+    let _ = handle.audit().await;
+    store_pool(&tiers, handle).await;
+    // Fails only if the runtime ends.
+    let _ = tokio::task::spawn_blocking(move || tiers.flush_disk()).await;
+}
+
 /// Stores everything that is in the pool, if the write policy stores the pool before it is lost.
 /// Must run on the engine's runtime.
-async fn store_pool(tiers: Arc<stolon_tiers::Tiers>, handle: EngineHandle) {
+async fn store_pool(tiers: &Arc<stolon_tiers::Tiers>, handle: EngineHandle) {
     let (true, Ok(tree)) = (tiers.stores_pool(), handle.dump()) else { return };
     let inner: HashSet<usize> = tree.nodes.iter().filter_map(|node| node.parent).collect();
     let leaves = tree.nodes.iter().enumerate().filter(|(index, _)| !inner.contains(index));
@@ -227,7 +228,7 @@ async fn store_pool(tiers: Arc<stolon_tiers::Tiers>, handle: EngineHandle) {
             if let Ok(Some(bytes)) = handle.save_blocks(namespace, tokens, claim.blocks()).await {
                 claim.write(bytes);
             }
-            let own = Arc::clone(&tiers);
+            let own = Arc::clone(tiers);
             // Fails only if the runtime ends.
             let _ = tokio::task::spawn_blocking(move || own.flush_disk()).await;
         }

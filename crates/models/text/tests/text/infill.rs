@@ -1,30 +1,13 @@
 //! Tests the prompts for filling in the middle, with the tokens of known model families.
 
-use serde_json::json;
-use stolon_text::{Infill, InfillFile, TextModel, TextSource, TokenizerSource};
+use stolon_text::{Infill, InfillFile, TextModel};
 
-use crate::vocabularies::byte_level;
+use crate::vocabularies::byte_level_with;
 
 /// The text models of a tokenizer with these tokens, none of which is marked as special: Qwen's are
 /// not.
 fn model(tokens: &[&str]) -> TextModel {
-    let mut document = byte_level();
-    let added = document["added_tokens"].as_array_mut().expect("tokens");
-    let first = added.last().expect("a token")["id"].as_u64().expect("an id") + 1;
-    for (id, token) in (first..).zip(tokens) {
-        added.push(json!({
-            "id": id, "content": token, "special": false, "normalized": false,
-            "single_word": false, "lstrip": false, "rstrip": false,
-        }));
-    }
-    let bytes = document.to_string().into_bytes().into();
-    let source = TextSource {
-        named_templates: Vec::new(),
-        tokenizer: TokenizerSource::Json { file: "tokenizer.json".to_owned(), bytes },
-        tokenizer_config: None,
-        chat_template: None,
-    };
-    TextModel::new(&source, &[]).expect("a valid tokenizer")
+    byte_level_with(tokens, false, None)
 }
 
 /// The text of the prompt, with its special tokens.

@@ -1,29 +1,12 @@
 //! Tests the prompts of rerankers that answer with a token.
 
-use serde_json::json;
-use stolon_text::{PairPrompts, TextModel, TextSource, TokenizerSource};
+use stolon_text::{PairPrompts, TextModel};
 
-use crate::vocabularies::byte_level;
+use crate::vocabularies::byte_level_with;
 
 /// The text model of a byte-level tokenizer with these special tokens.
 fn model(special: &[&str], template: Option<&str>) -> TextModel {
-    let mut document = byte_level();
-    let added = document["added_tokens"].as_array_mut().expect("tokens");
-    let first = added.last().expect("a token")["id"].as_u64().expect("an id") + 1;
-    for (id, token) in (first..).zip(special) {
-        added.push(json!({
-            "id": id, "content": token, "special": true, "normalized": false,
-            "single_word": false, "lstrip": false, "rstrip": false,
-        }));
-    }
-    let bytes = document.to_string().into_bytes().into();
-    let source = TextSource {
-        named_templates: Vec::new(),
-        tokenizer: TokenizerSource::Json { file: "tokenizer.json".to_owned(), bytes },
-        tokenizer_config: None,
-        chat_template: template.map(str::to_owned),
-    };
-    TextModel::new(&source, &[]).expect("a valid tokenizer")
+    byte_level_with(special, true, template)
 }
 
 /// The text of the prompt, with its special tokens.

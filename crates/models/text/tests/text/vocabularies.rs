@@ -1,6 +1,7 @@
 //! Small tokenizers of the kinds that language models use, in the format of `tokenizer.json`.
 
 use serde_json::{Map, Value, json};
+use stolon_text::{TextModel, TextSource, TokenizerSource};
 
 /// The character that encodes a byte in GPT-2's table.
 pub(crate) fn byte_char(byte: u8) -> char {
@@ -74,6 +75,22 @@ pub(crate) fn byte_level() -> Value {
                     "use_regex": true},
         "model": {"type": "BPE", "vocab": numbered(&tokens), "merges": merges},
     })
+}
+
+/// The text model of [`byte_level`] with more tokens, all of them special or none.
+pub(crate) fn byte_level_with(tokens: &[&str], special: bool, template: Option<&str>) -> TextModel {
+    let mut document = byte_level();
+    let list = document["added_tokens"].as_array_mut().expect("tokens");
+    let first = list.last().expect("a token")["id"].as_u64().expect("an id") as usize + 1;
+    list.extend((first..).zip(tokens).map(|(id, token)| added(id, token, special)));
+    let bytes = document.to_string().into_bytes().into();
+    let source = TextSource {
+        named_templates: Vec::new(),
+        tokenizer: TokenizerSource::Json { file: "tokenizer.json".to_owned(), bytes },
+        tokenizer_config: None,
+        chat_template: template.map(str::to_owned),
+    };
+    TextModel::new(&source, &[]).expect("a valid tokenizer")
 }
 
 /// The tokens of the SentencePiece vocabularies with their scores: three special tokens, then 256

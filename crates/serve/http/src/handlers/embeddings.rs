@@ -1,4 +1,4 @@
-//! The handler of `POST /v1/embeddings`.
+//! The handlers of `POST /v1/embeddings` and `POST /pooling`.
 
 use std::sync::Arc;
 
@@ -37,28 +37,21 @@ const INPUT_TYPES: [(&str, &[&str]); 5] = [
 ];
 
 /// The handler.
-pub(crate) async fn create(
-    Incoming { body: request, context }: Incoming<EmbeddingsRequest>,
-) -> Result<Response, ApiError> {
-    let (app, client) = (Arc::clone(&context.app), context.caller.identity.clone());
-    let format = request.encoding_format.unwrap_or_default();
-    let Computed { model, embeddings } = compute(context, request).await?;
-    let count = embeddings.iter().map(|embedding| embedding.values.len()).sum();
-    let hides_cached_tokens = app.hide_cached_tokens;
-    let encode = move || reply(embeddings, model, format, hides_cached_tokens);
-    app.parser.run(client, count, encode).await
+pub(crate) async fn create(request: Incoming<EmbeddingsRequest>) -> Result<Response, ApiError> {
+    respond(request, |Computed { model, embeddings }, usage, format| {
+        let data = embeddings.into_iter().enumerate().map(|(index, embedding)| api::Embedding {
+            object: "embedding",
+            index,
+            embedding: vector(embedding.values, format),
+        });
+        Json(api::Embeddings { object: "list", data: data.collect(), model, usage }).into_response()
+    })
+    .await
 }
 
 /// The handler of `POST /pooling`: the same vectors, in vLLM's form.
-pub(crate) async fn pool(
-    Incoming { body: request, context }: Incoming<EmbeddingsRequest>,
-) -> Result<Response, ApiError> {
-    let (app, client) = (Arc::clone(&context.app), context.caller.identity.clone());
-    let format = request.encoding_format.unwrap_or_default();
-    let Computed { model, embeddings } = compute(context, request).await?;
-    let count = embeddings.iter().map(|embedding| embedding.values.len()).sum();
-    let usage = usage(&embeddings, app.hide_cached_tokens);
-    let encode = move || {
+pub(crate) async fn pool(request: Incoming<EmbeddingsRequest>) -> Result<Response, ApiError> {
+    respond(request, |Computed { model, embeddings }, usage, format| {
         let data = embeddings.into_iter().enumerate().map(|(index, embedding)| PooledVector {
             index,
             object: "pooling",
@@ -67,8 +60,21 @@ pub(crate) async fn pool(
         let (id, data) = (format!("pool-{}", request_id::fresh()), data.collect());
         let list = ScoreList { id, object: "list", created: unix_seconds(), model, data, usage };
         Json(list).into_response()
-    };
-    app.parser.run(client, count, encode).await
+    })
+    .await
+}
+
+/// Computes the vectors of a request, and writes the reply with `encode`.
+async fn respond(
+    Incoming { body: request, context }: Incoming<EmbeddingsRequest>,
+    encode: impl FnOnce(Computed, api::EmbeddingsUsage, EncodingFormat) -> Response + Send + 'static,
+) -> Result<Response, ApiError> {
+    let (app, client) = (Arc::clone(&context.app), context.caller.identity.clone());
+    let format = request.encoding_format.unwrap_or_default();
+    let computed = compute(context, request).await?;
+    let count = computed.embeddings.iter().map(|embedding| embedding.values.len()).sum();
+    let usage = usage(&computed.embeddings, app.hide_cached_tokens);
+    app.parser.run(client, count, move || encode(computed, usage, format)).await
 }
 
 /// The vectors of a request.
@@ -167,22 +173,6 @@ pub(crate) fn truncation(app: &App, wanted: Option<Truncation>) -> Option<usize>
         Truncation::Context => context,
         Truncation::Tokens(count) => count.min(context),
     })
-}
-
-/// The reply.
-fn reply(
-    embeddings: Vec<Embedding>,
-    model: String,
-    format: EncodingFormat,
-    hides_cached_tokens: bool,
-) -> Response {
-    let usage = usage(&embeddings, hides_cached_tokens);
-    let data = embeddings.into_iter().enumerate().map(|(index, embedding)| api::Embedding {
-        object: "embedding",
-        index,
-        embedding: vector(embedding.values, format),
-    });
-    Json(api::Embeddings { object: "list", data: data.collect(), model, usage }).into_response()
 }
 
 /// The numbers of tokens of all inputs.
