@@ -118,7 +118,7 @@ struct Hour<'a, C> {
 /// Runs `teams` main agents, each with its sub-agents, for an hour. The pool holds `pool` of all
 /// that one team has in its context at most. With `has_states`, the model has recurrent layers of the
 /// shape of Qwen3.5-0.8B, whose checkpoints are in the pool as well. With `disk`, everything that is
-/// computed is on a disk, from which so many bytes per second are read where that is faster than
+/// computed is on a disk of this speed in bytes per second, and is read where that is faster than
 /// computing; only without states.
 ///
 /// # Errors

@@ -103,8 +103,8 @@ async fn a_history_is_cleared_with_the_disk() {
     second.shutdown().await;
 }
 
-/// Goal: whatever happens to the file, the engine starts, uses lines that are whole, and never a
-/// token of one that is not: a line with another byte, a cut one, one without the line that it
+/// Goal: with a damaged file, the engine starts, uses lines that are whole, and never a token of one
+/// that is not: a line with another byte, a cut one, one without the line that it
 /// continues, and a file of another version or model, or with anything in it.
 #[tokio::test]
 async fn a_damaged_file_is_used_as_far_as_possible() {

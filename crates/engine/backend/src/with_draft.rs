@@ -1,6 +1,6 @@
 //! [`WithDraft`]: a model with a smaller one that guesses its tokens.
 //!
-//! Both have a KV store with the same number and size of blocks in positions. A block id stands for
+//! Both have a KV store with the same number and size of blocks in positions. A block id means
 //! the same positions in both, so one prefix tree, one allocator and one accounting serve both.
 //!
 //! The model computes steps as it does alone. The draft model computes nothing in them. Its keys and

@@ -10,9 +10,9 @@
 use crate::spellings::Spellings;
 use crate::{ChatMessage, ChatOptions, ChatTemplateError, TextModel, Tokenizer, TokenizerError};
 
-/// What stands for the query in a template. llama.cpp uses the same words.
+/// The placeholder of the query in a template, as in llama.cpp.
 const QUERY: &str = "{query}";
-/// What stands for the document.
+/// The placeholder of the document.
 const DOCUMENT: &str = "{document}";
 
 /// The token that begins a message of Qwen.

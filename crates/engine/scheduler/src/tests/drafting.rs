@@ -1,5 +1,5 @@
-//! Draft models: their keys and values are those of every sequence that they guess for, whatever has
-//! happened to its blocks.
+//! Draft models: their keys and values belong to the sequence that they guess for, also after its
+//! blocks were released, evicted or loaded.
 
 use stolon_backend::{BackendError, DraftTask, StepBatch, StepOutput, WithDraft};
 use stolon_kvcache::BlockId;

@@ -53,7 +53,7 @@ pub(super) fn word_piece(metadata: &GgufTokenizer) -> Result<Parts, TokenizerErr
     })
 }
 
-/// Whether a token is one of those that stand for no text, `[CLS]` for example.
+/// Whether a token has no text, as `[CLS]`.
 fn is_special(token: &str) -> bool {
     token.len() > 2 && token.starts_with('[') && token.ends_with(']')
 }
