@@ -63,6 +63,7 @@ pub struct EngineBuilder {
     pub(crate) threads: Option<usize>,
     pub(crate) bind_threads: bool,
     pub(crate) weights: Option<WeightType>,
+    pub(crate) map_embeddings: bool,
     pub(crate) device: Device,
     embedding: Option<EmbeddingConfig>,
     embedding_sizes: Option<EmbeddingSizes>,
@@ -95,6 +96,7 @@ impl std::fmt::Debug for EngineBuilder {
             .field("threads", &self.threads)
             .field("bind_threads", &self.bind_threads)
             .field("weights", &self.weights)
+            .field("map_embeddings", &self.map_embeddings)
             .field("config", &self.config)
             .finish()
     }
@@ -240,6 +242,17 @@ impl EngineBuilder {
     /// type in the model's files.
     pub fn weights(mut self, weights: WeightType) -> Self {
         self.weights = Some(weights);
+        self
+    }
+
+    /// Whether embeddings are read row by row from the memory-mapped model file instead of being
+    /// loaded, where they are not also the output matrix: the embeddings of most text encoders and
+    /// of large models, and the per-layer embeddings of Gemma 4. Answers do not depend on it. Rows
+    /// that are not in the system's file cache are read from the disk when a token needs them, and
+    /// the file must not be changed while the engine runs. Default: `false`, unless there is no
+    /// memory for them. On a GPU, [`build`](Self::build) refuses it.
+    pub fn map_embeddings(mut self, map: bool) -> Self {
+        self.map_embeddings = map;
         self
     }
 

@@ -47,6 +47,7 @@ impl Device {
             ("draft_model", builder.draft_model.is_some()),
             ("bind_threads", builder.bind_threads),
             ("weights", weights),
+            ("map_embeddings", builder.map_embeddings),
         ];
         if let Some((name, _)) = ignored.into_iter().find(|(_, is_set)| *is_set) {
             return Err(Error::invalid(name, "no value on a GPU", "a value"));
@@ -88,8 +89,8 @@ impl EngineBuilder {
     /// The device that runs the model. Default: the CPU. A GPU needs the feature `cuda` or `metal`.
     ///
     /// On a GPU, [`threads`](Self::threads), [`weights`](Self::weights),
-    /// [`draft_model`](Self::draft_model) and [`window_kv`](Self::window_kv) would have no effect,
-    /// so [`build`](Self::build) refuses them.
+    /// [`map_embeddings`](Self::map_embeddings), [`draft_model`](Self::draft_model) and
+    /// [`window_kv`](Self::window_kv) would have no effect, so [`build`](Self::build) refuses them.
     pub fn device(mut self, device: DeviceChoice) -> Self {
         self.device.0.get_or_insert_default().device = device;
         self

@@ -148,6 +148,7 @@ impl EngineBuilder {
             threads: self.threads,
             bind_threads: self.bind_threads,
             weight_type: self.weights.unwrap_or_default(),
+            map_tables: self.map_embeddings,
             kv_copies: cfg!(feature = "tiers"),
             state_slots: config.max_running,
             ..CpuOptions::default()
@@ -169,6 +170,7 @@ impl EngineBuilder {
             ("threads", self.threads.is_some()),
             ("bind_threads", self.bind_threads),
             ("weights", self.weights.is_some()),
+            ("map_embeddings", self.map_embeddings),
             ("override_generation_config", self.load_options.generation.is_some()),
             ("mmproj", self.load_options.mmproj.is_some()),
             ("draft_model", self.draft_model.is_some()),

@@ -28,7 +28,10 @@ impl EngineBuilder {
         let (kv_type, window_kv) = (self.kv_type, self.window_kv.unwrap_or_default());
         let weight_type = self.weights.unwrap_or_default();
         let mut options = InspectOptions { load, weight_type, kv_type, window_kv };
-        let inspection = inspect(&model.source()?, &options)?;
+        let mut inspection = inspect(&model.source()?, &options)?;
+        if let Some(memory) = inspection.memory.as_mut().filter(|_| self.map_embeddings) {
+            memory.weights -= memory.tables;
+        }
         let Some(mut memory) = inspection.memory.filter(|memory| memory.kv_per_token > 0) else {
             // A text encoder, which has no KV cache.
             let stored = || inspection.tensors.iter().map(|tensor| tensor.bytes).sum();

@@ -27,6 +27,7 @@ async fn settings_are_checked() {
     for (builder, expected) in [
         (builder("cuda").threads(2), "threads"),
         (builder("cuda").weights(WeightType::Q8_0), "weights"),
+        (builder("cuda").map_embeddings(true), "map_embeddings"),
         (builder("cuda").window_kv(WindowKv::States), "window_kv"),
         (builder("cuda").gpu_memory_utilization(1.5), "GPU memory utilization"),
         (builder("cuda").kv_type(KvType::Int8), "int8"),

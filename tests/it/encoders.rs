@@ -78,6 +78,25 @@ fn cut(engine: &Engine, text: &str) -> Request {
     Request::text(text).truncate(engine.model_info().max_positions)
 }
 
+/// Goal: an encoder whose table of tokens stays in its file gives the same bits, and says that it
+/// needs less memory.
+#[tokio::test]
+async fn a_table_that_stays_in_the_file_changes_no_bit() {
+    for name in EMBEDDERS {
+        let mapped = builder(name).map_embeddings(true);
+        let needed = [&builder(name), &mapped].map(|builder| builder.memory_needed().expect(name));
+        assert!(needed[1] < needed[0], "{name}: {needed:?}");
+        let loaded = engine(name).await;
+        let mapped = mapped.build().await.expect(name);
+        for text in ["a", "speckled goats and their owners"] {
+            let request = || Request::text(text);
+            let values = loaded.embed(request(), None).await.expect(name).values;
+            let same = mapped.embed(request(), None).await.expect(name).values;
+            assert_eq!(same, values, "{name}: {text}");
+        }
+    }
+}
+
 /// Goal: tokens and embeddings of every family equal those of sentence-transformers: with each kind
 /// of tokenizer, pooling and dense layer, cut texts, empty texts, prompts and shortened vectors.
 #[tokio::test]

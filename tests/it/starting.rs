@@ -149,7 +149,7 @@ async fn a_factory_that_fails_is_an_error() {
 #[tokio::test]
 async fn settings_that_a_custom_backend_ignores_are_refused() {
     type Set = fn(EngineBuilder) -> EngineBuilder;
-    let settings: [(&str, Set); 11] = [
+    let settings: [(&str, Set); 12] = [
         ("model", |b| b.model("random:tiny")),
         ("kv_memory", |b| b.kv_memory(1 << 20)),
         ("num_blocks", |b| b.num_blocks(8)),
@@ -159,6 +159,7 @@ async fn settings_that_a_custom_backend_ignores_are_refused() {
         ("threads", |b| b.threads(1)),
         ("bind_threads", |b| b.bind_threads(true)),
         ("weights", |b| b.weights(WeightType::Stored)),
+        ("map_embeddings", |b| b.map_embeddings(true)),
         ("chat_template", |b| b.chat_template("{{ messages }}")),
         ("chat_template", |b| b.chat_template("{{ malformed")),
     ];

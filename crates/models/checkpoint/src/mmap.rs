@@ -100,6 +100,21 @@ impl Bytes {
     }
 }
 
+impl Bytes {
+    /// Tells the system that the bytes in `range` are read in small pieces at random places, so that
+    /// it does not read what lies behind them.
+    pub(crate) fn expect_random_reads(&self, range: std::ops::Range<usize>) {
+        #[cfg(unix)]
+        if let Self::Mapped(map) = self
+            && let Err(error) = map.advise_range(memmap2::Advice::Random, range.start, range.len())
+        {
+            tracing::debug!(%error, "cannot tell how rows of a table are read");
+        }
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+}
+
 impl Deref for Bytes {
     type Target = [u8];
 

@@ -17,11 +17,13 @@ mod qwen3_vl;
 mod rows;
 pub(crate) mod safetensors;
 mod stored;
+mod table;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::path::Path;
+use std::sync::Arc;
 
 use stolon_kernels::Matrix;
 pub use stolon_kernels::TensorType;
@@ -36,6 +38,7 @@ use crate::mmap::Bytes;
 pub(crate) use encoder::in_block;
 pub(crate) use expert_matrices::ExpertMatrices;
 use stored::Stored;
+pub use table::FileTable;
 
 /// One tensor, row-major (last dimension contiguous), little-endian.
 #[derive(Clone, Debug)]
@@ -63,7 +66,8 @@ pub struct Weights {
 #[derive(Debug)]
 struct Region {
     file: String,
-    bytes: Bytes,
+    /// Shared with the tables that stay in the file.
+    bytes: Arc<Bytes>,
 }
 
 impl Weights {
@@ -180,7 +184,7 @@ impl Weights {
     }
 
     fn add_region(&mut self, file: &str, bytes: Bytes) -> usize {
-        self.regions.push(Region { file: file.into(), bytes });
+        self.regions.push(Region { file: file.into(), bytes: Arc::new(bytes) });
         self.regions.len() - 1
     }
 
@@ -348,7 +352,7 @@ impl Weights {
     #[must_use]
     pub fn hash(&self, threads: usize) -> [u8; 32] {
         const PIECE_BYTES: usize = 16 << 20;
-        let regions = self.regions.iter().map(|region| &region.bytes);
+        let regions = self.regions.iter().map(|region| &*region.bytes);
         let pieces: Vec<(&Bytes, &[u8])> = regions
             .flat_map(|bytes| bytes.chunks(PIECE_BYTES).map(move |piece| (bytes, piece)))
             .collect();
@@ -382,13 +386,14 @@ impl Weights {
     /// Removes a tensor and releases its memory.
     pub fn remove(&mut self, name: &str) {
         let Some(Stored { region, range, .. }) = self.tensors.remove(name) else { return };
-        match &mut self.regions[region].bytes {
-            bytes @ Bytes::Owned(_) => {
+        let bytes = &mut self.regions[region].bytes;
+        match **bytes {
+            Bytes::Owned(_) => {
                 if self.tensors.values().all(|other| other.region != region) {
-                    *bytes = Bytes::Owned(Vec::new());
+                    *bytes = Arc::new(Bytes::Owned(Vec::new()));
                 }
             }
-            bytes => bytes.release(&bytes[range]),
+            _ => bytes.release(&bytes[range]),
         }
     }
 
@@ -449,7 +454,7 @@ impl Weights {
 
     /// Total size in bytes of the tensors in buffers instead of files.
     pub fn buffered_bytes(&self) -> u64 {
-        let owned = self.regions.iter().map(|region| match &region.bytes {
+        let owned = self.regions.iter().map(|region| match &*region.bytes {
             Bytes::Owned(bytes) => bytes.len() as u64,
             _ => 0,
         });

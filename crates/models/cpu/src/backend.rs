@@ -140,7 +140,8 @@ impl CpuBackend {
         let needed = memory::Needed { block_bytes, kv_budget, state_bytes };
         let all =
             config.tensors().into_iter().chain(encoder.iter().flat_map(VisionConfig::tensors));
-        memory::check(all, &weights, options.weight_type, needed)?;
+        let (map_tables, _) =
+            memory::place_tables(all, &weights, &options, |packed| memory::check(packed, needed))?;
         let mut kv_format = options.kv_copies.then(|| {
             kv_format(
                 (&config, encoder.as_ref()),
@@ -152,7 +153,7 @@ impl CpuBackend {
             )
         });
         let weight_type = options.weight_type;
-        let loader = Loader { weights, weight_type, path, workers: &workers };
+        let loader = Loader { weights, weight_type, map_tables, path, workers: &workers };
         let (encoder, bins, mut decoder) = load_parts(config, encoder, loader)?;
         let block_count = options.budget(state_bytes).block_count(block_bytes)?;
         let mut kv = KvStore::new(shape.clone(), block_count)?.with_rings(rings)?;
@@ -317,7 +318,6 @@ fn load_parts(
     encoder: Option<VisionConfig>,
     mut loader: Loader<'_>,
 ) -> Result<(Option<Encoder>, Option<RegionBins>, Decoder), ModelError> {
-    let Loader { weight_type, path, workers, .. } = loader;
     let kv_type = KvType::of_weights(config.dtype);
     let (encoder, regions) = match encoder {
         Some(config) => {
@@ -327,7 +327,7 @@ fn load_parts(
         None => (None, None),
     };
     let bins = regions.as_ref().map(Regions::bins);
-    let decoder = Decoder::load(config, loader.weights, weight_type, path, workers)?;
+    let decoder = Decoder::load(config, loader)?;
     Ok((encoder, bins, decoder.with_regions(regions)))
 }
 

@@ -12,12 +12,10 @@
 use std::cmp::Ordering;
 
 use stolon_backend::{StepBatch, StepOutput};
-use stolon_checkpoint::WeightType;
 use stolon_checkpoint::adapter::Site;
 use stolon_checkpoint::config::{DecoderConfig, DecoderWeights};
 use stolon_checkpoint::error::ModelError;
-use stolon_checkpoint::weights::Weights;
-use stolon_kernels::{self as kernels, Epilogue, Matrix, Path, Product, RowSums, Sink};
+use stolon_kernels::{self as kernels, Epilogue, Path, Product, RowSums, Sink};
 
 use crate::kv_store::KvStore;
 use crate::workers::Workers;
@@ -50,6 +48,7 @@ mod sequences;
 
 use activations::Activations;
 use adapters::{AdapterRows, RowUpdates};
+use embed::TokenMatrices;
 use layer::Layer;
 use linear::Loader;
 use pass::{Inputs, Kept, Pass};
@@ -70,10 +69,7 @@ pub(crate) use regions::Regions;
 pub(crate) struct Decoder {
     config: DecoderConfig,
     path: Path,
-    /// `[vocab_size, hidden_size]`. It is also the output matrix if `head` is `None`.
-    embedding: Matrix,
-    /// The output matrix `[vocab_size, hidden_size]`, unless it is tied to the embedding.
-    head: Option<Matrix>,
+    tokens: TokenMatrices,
     /// The bias of the output matrix, `[vocab_size]`.
     head_bias: Option<Vec<f32>>,
     /// The per-layer embeddings, if the model has any.
@@ -95,25 +91,17 @@ pub(crate) struct Decoder {
 }
 
 impl Decoder {
-    /// Packs all weights for the instruction set `path`. The weights' files are not needed
-    /// afterwards.
+    /// Packs all weights. Afterwards, the weights' files are needed only for tables that stay in
+    /// them.
     ///
     /// # Errors
     /// [`ModelError`] with the name of a tensor that is missing or has the wrong shape or type.
-    pub(crate) fn load(
-        config: DecoderConfig,
-        weights: Weights,
-        weight_type: WeightType,
-        path: Path,
-        workers: &Workers,
-    ) -> Result<Self, ModelError> {
-        let mut loader = Loader { weights, weight_type, path, workers };
+    pub(crate) fn load(config: DecoderConfig, mut loader: Loader<'_>) -> Result<Self, ModelError> {
         let DecoderWeights { embedding, per_layer, layers, final_norm, head, head_bias } =
             config.weights();
-        let embedding = loader.matrix(&embedding)?;
+        let tokens = TokenMatrices::load(&embedding, head.as_ref(), &mut loader)?;
         let per_layer = per_layer.map(|spec| PerLayerEmbedding::load(&spec, &mut loader));
         let per_layer = per_layer.transpose()?;
-        let head = head.map(|head| loader.matrix(&head)).transpose()?;
         let head_bias = loader.optional_vector(head_bias.as_ref())?;
         let layers = layers
             .iter()
@@ -132,9 +120,8 @@ impl Decoder {
         Ok(Self {
             last_keeping: config.last_keeping_layer(),
             config,
-            path,
-            embedding,
-            head,
+            path: loader.path,
+            tokens,
             head_bias,
             per_layer,
             layers,
@@ -165,11 +152,10 @@ impl Decoder {
 
     /// Size in bytes of all packed matrices.
     pub(crate) fn weight_bytes(&self) -> usize {
-        let head = self.head.as_ref().map_or(0, Matrix::bytes);
         let regions = self.regions.as_ref().map_or(0, Regions::bytes);
         let layers = self.layers.iter().map(Layer::bytes).sum::<usize>();
         let per_layer = self.per_layer.as_ref().map_or(0, PerLayerEmbedding::bytes);
-        self.embedding.bytes() + head + per_layer + layers + regions
+        self.tokens.bytes() + per_layer + layers + regions
     }
 
     /// Computes a batch that the batch checker has accepted: writes keys and values, states and
@@ -264,7 +250,7 @@ impl Decoder {
     fn logits(&self, rows: usize, workers: &Workers) -> Vec<f32> {
         let path = self.path;
         let mut logits = vec![0.0; rows * self.config.vocab_size];
-        let head = self.head.as_ref().unwrap_or(&self.embedding);
+        let head = self.tokens.head();
         let site = (self.layers.len(), Site::Inputs);
         let updates = self.adapters.updates(site.0, site.1);
         let finish = updates.then([0], |sums: RowSums<'_>| {
@@ -402,7 +388,7 @@ impl Decoder {
                 layer.attention_input_norm.as_ref()
             }
             None => {
-                normed.reset(rows, &[self.head.as_ref().unwrap_or(&self.embedding)]);
+                normed.reset(rows, &[self.tokens.head()]);
                 Some(&self.final_norm)
             }
         };

@@ -19,15 +19,15 @@ use stolon_checkpoint::config::{Rope, RopeScaling};
 use stolon_checkpoint::encoder::{EncoderConfig, EncoderNorm, EncoderNormWeights, EncoderWeights};
 use stolon_checkpoint::error::ModelError;
 use stolon_checkpoint::kv::KvType;
-use stolon_checkpoint::memory::{check_free, packed_bytes};
+use stolon_checkpoint::memory::check_free;
 use stolon_checkpoint::weights::Weights;
 use stolon_kernels::{self as kernels, LayerNorm, Operands, Path};
 
-use crate::CpuOptions;
 use crate::decoder::linear::Loader;
 use crate::decoder::rope::RopeTable;
 use crate::full_kv::{FullKv, FullMask, FullShape};
 use crate::workers::Workers;
+use crate::{CpuOptions, memory};
 use embed::Embedding;
 use layer::Layer;
 use score_bias::BiasTable;
@@ -149,14 +149,14 @@ impl EncoderBackend {
         weights.check_all(tensors.clone())?;
         let (thread_count, path) = (options.thread_count()?, options.path()?);
         let weight_type = options.weight_type;
-        let packed = packed_bytes(tensors.into_iter(), &weights, weight_type);
-        check_free("the packed weights", packed.saturating_sub(weights.buffered_bytes()))?;
+        let check = |needed| check_free(memory::PACKED, needed);
+        let (map_tables, packed) = memory::place_tables(tensors, &weights, &options, check)?;
         let specs = config.weights();
         let dtype = weights.tensor(&specs.tokens.name, &specs.tokens.shape)?.dtype;
         // There is no cache that fewer bits would make smaller.
         let kv_type = options.kv_type.unwrap_or_else(|| KvType::of_weights(dtype)).without_scales();
         let workers = options.workers(thread_count);
-        let mut loader = Loader { weights, weight_type, path, workers: &workers };
+        let mut loader = Loader { weights, weight_type, map_tables, path, workers: &workers };
         let EncoderWeights {
             tokens,
             positions,
@@ -169,7 +169,7 @@ impl EncoderBackend {
         let norm =
             |norm: &EncoderNormWeights, loader: &mut Loader<'_>| Norm::load(norm, &config, loader);
         let embedding = Embedding {
-            tokens: loader.matrix(&tokens)?,
+            tokens: loader.table(&tokens)?,
             positions: loader.optional_vector(positions.as_ref())?,
             token_types: loader.optional_vector(token_types.as_ref())?,
             norm: embedding_norm.map(|own| norm(&own, &mut loader)).transpose()?,

@@ -14,6 +14,7 @@ mod kv_store;
 mod machine;
 mod memory;
 mod state_store;
+mod table;
 mod vision;
 mod workers;
 

@@ -3,7 +3,9 @@
 use stolon_checkpoint::config::TensorSpec;
 use stolon_checkpoint::kv::{KvBudget, KvStoreError};
 use stolon_checkpoint::memory::{check_free, free_memory, packed_bytes};
-use stolon_checkpoint::{ModelError, WeightType, Weights};
+use stolon_checkpoint::{ModelError, Weights};
+
+use crate::backend::CpuOptions;
 
 /// The memory that a backend needs in addition to the weights.
 #[derive(Clone, Copy, Debug)]
@@ -16,20 +18,48 @@ pub(crate) struct Needed {
     pub(crate) state_bytes: u64,
 }
 
-/// Checks that there is memory for the packed weights, the states, and an explicit KV budget. This
-/// happens first because packing takes long. The default KV budget depends on the memory that is
-/// free after packing.
-pub(crate) fn check(
-    tensors: impl Iterator<Item = TensorSpec>,
+/// What errors call the weights.
+pub(crate) const PACKED: &str = "the packed weights";
+
+/// Decides whether tables stay in their file: if the options say so, or if there is no memory for
+/// them. Returns that, and the size of the packed weights. `check` returns an error if a number of
+/// bytes for packed weights is not free.
+pub(crate) fn place_tables(
+    tensors: impl IntoIterator<Item = TensorSpec>,
     weights: &Weights,
-    weight_type: WeightType,
+    options: &CpuOptions,
+    check: impl Fn(u64) -> Result<(), ModelError>,
+) -> Result<(bool, u64), ModelError> {
+    let weight_type = options.weight_type;
+    let can_stay = |spec: &TensorSpec| weights.can_stay_in_file(spec, weight_type);
+    let (tables, others): (Vec<_>, Vec<_>) = tensors.into_iter().partition(can_stay);
+    let bytes = |part: Vec<_>| packed_bytes(part.into_iter(), weights, weight_type);
+    let (tables, others) = (bytes(tables), bytes(others));
+    let all = others.saturating_add(tables);
+    // Weights in buffers are released while they are packed, so their memory is available.
+    let check = |packed: u64| check(packed.saturating_sub(weights.buffered_bytes()));
+    if options.map_tables {
+        return check(others).map(|()| (true, others));
+    }
+    match check(all) {
+        Err(_) if tables > 0 => {
+            check(others)?;
+            tracing::info!(bytes = tables, "embeddings stay in their file: memory is short");
+            Ok((true, others))
+        }
+        result => result.map(|()| (false, all)),
+    }
+}
+
+/// Checks that there are `packed` bytes for the packed weights, and memory for the states and an
+/// explicit KV budget. This happens first because packing takes long. The default KV budget depends
+/// on the memory that is free after packing.
+pub(crate) fn check(
+    packed: u64,
     Needed { block_bytes, kv_budget, state_bytes }: Needed,
 ) -> Result<(), ModelError> {
-    // Weights in buffers are released while they are packed, so their memory is available.
-    let packed = packed_bytes(tensors, weights, weight_type);
-    let needed = packed.saturating_sub(weights.buffered_bytes());
-    check_free("the packed weights", needed)?;
-    let needed = needed.saturating_add(state_bytes);
+    check_free(PACKED, packed)?;
+    let needed = packed.saturating_add(state_bytes);
     check_free("the packed weights and the states of all slots", needed)?;
     if kv_budget == KvBudget::Auto {
         return Ok(());

@@ -17,6 +17,7 @@ mod decoder {
     mod converted;
     mod fixture;
     mod invariance;
+    mod mapped;
     mod parity;
     mod published;
     mod quantized;

@@ -119,7 +119,7 @@ fn weight_bytes(config: &DecoderConfig, weights: &Weights, width: usize) -> u64 
         let dtype = weights.dtype(&spec.name).unwrap_or(TensorType::F32);
         let matrix = device_bytes(dtype, elements, width);
         // The embedding is dense. If it is also the output matrix, the device may have it twice.
-        let is_embedding = spec.role == TensorRole::Embedding;
+        let is_embedding = matches!(spec.role, TensorRole::Embedding | TensorRole::Table);
         let dense = (elements as u64).saturating_mul(width as u64);
         match (is_embedding, config.tie_word_embeddings) {
             (true, true) if matrix != dense => dense.saturating_add(matrix),

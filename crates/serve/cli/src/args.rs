@@ -301,6 +301,13 @@ pub struct EngineArgs {
     /// memory and time and changes the results slightly.
     #[arg(long, default_value_t, value_name = "FORMAT")]
     pub weights: WeightType,
+    /// Read embeddings row by row from the model file instead of loading them
+    ///
+    /// Saves the memory of embeddings that are not also the output matrix, such as those of most text
+    /// encoders and the per-layer embeddings of Gemma 4. The file must not be changed meanwhile.
+    /// Answers stay the same. This is also done without the flag if there is no memory for them.
+    #[arg(long)]
+    pub map_embeddings: bool,
     /// Sizes to which embeddings may be shortened: `any`, or a list such as 256,512
     ///
     /// By default those that the model's config.json declares (`matryoshka_dimensions`,
@@ -366,7 +373,8 @@ impl EngineArgs {
             .session_ttl(Duration::from_secs(self.session_ttl))
             .step_timeout(Duration::from_secs(self.step_timeout))
             .admission(self.admission.policy)
-            .weights(self.weights);
+            .weights(self.weights)
+            .map_embeddings(self.map_embeddings);
         if let Some(policy) = self.eviction_policy {
             builder = builder.eviction_policy(policy);
         }

@@ -273,11 +273,11 @@ fn memory_table(memory: &MemoryNeeded, outline: &Outline) -> String {
     let row = |name: String, bytes| vec![name, format_bytes(bytes)];
     let windows =
         (memory.windows > 0).then(|| row("windows of a request".to_owned(), memory.windows));
-    let first = [
-        vec!["memory".to_owned(), String::new()],
-        row("weights".to_owned(), memory.weights),
-        row("KV cache per token".to_owned(), memory.kv_per_token),
-    ];
+    let tables =
+        (memory.tables > 0).then(|| row("without --map-embeddings only".to_owned(), memory.tables));
+    let weights =
+        [vec!["memory".to_owned(), String::new()], row("weights".to_owned(), memory.weights)];
+    let kv = row("KV cache per token".to_owned(), memory.kv_per_token);
     let last = [
         row(format!("KV cache of {context} tokens"), memory.kv_of_context),
         row(
@@ -285,10 +285,11 @@ fn memory_table(memory: &MemoryNeeded, outline: &Outline) -> String {
             memory.weights.saturating_add(memory.kv_of_context),
         ),
     ];
-    let mut rows: Vec<_> = first.into_iter().chain(windows).chain(last).collect();
-    if memory.kv_per_token == 0 {
-        // A text encoder.
-        rows.truncate(2);
+    let mut rows: Vec<_> = weights.into_iter().chain(tables).collect();
+    // A text encoder has no KV cache.
+    if memory.kv_per_token > 0 {
+        rows.push(kv);
+        rows.extend(windows.into_iter().chain(last));
     }
     terminal::table(&rows)
 }

@@ -27,8 +27,11 @@ pub use per_layer::{PerLayerEmbeddingWeights, PerLayerWeights};
 /// The kind of a tensor. Random models choose its values by it, and backends its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorRole {
-    /// The embedding, whose rows are read by token id.
+    /// The embedding that is also the output matrix.
     Embedding,
+    /// A matrix of which only rows are read, by token id, such as an embedding that is not also the
+    /// output matrix. A backend can leave it in the file.
+    Table,
     /// The matrix of a projection.
     Matrix,
     /// A small matrix whose errors would matter more than errors of other matrices, because its
@@ -51,7 +54,7 @@ impl TensorRole {
     #[must_use]
     pub fn is_matrix(self) -> bool {
         match self {
-            Self::Embedding | Self::Matrix | Self::Router => true,
+            Self::Embedding | Self::Table | Self::Matrix | Self::Router => true,
             Self::Norm | Self::PlainNorm | Self::Bias | Self::Taps => false,
         }
     }
@@ -149,8 +152,10 @@ impl DecoderConfig {
     #[must_use]
     pub fn weights(&self) -> DecoderWeights {
         let shape = [self.vocab_size, self.hidden_size];
+        let embedding =
+            if self.tie_word_embeddings { TensorRole::Embedding } else { TensorRole::Table };
         DecoderWeights {
-            embedding: matrix("model.embed_tokens", shape, TensorRole::Embedding),
+            embedding: matrix("model.embed_tokens", shape, embedding),
             per_layer: self.per_layer_input.map(|input| self.per_layer_embedding(input.width)),
             layers: (0..self.layers.len()).map(|layer| self.layer_weights(layer)).collect(),
             final_norm: self.final_norm(),

@@ -80,10 +80,7 @@ impl EncoderConfig {
         };
         let norm = |name: &str| self.norm(&format!("{}{name}", self.prefix));
         EncoderWeights {
-            tokens: TensorSpec {
-                role: TensorRole::Embedding,
-                ..table(names.tokens, self.vocab_size)
-            },
+            tokens: TensorSpec { role: TensorRole::Table, ..table(names.tokens, self.vocab_size) },
             positions: self.learned_positions.map(|table_of| table(names.positions, table_of.rows)),
             token_types: (self.token_types > 0).then(|| table(names.token_types, self.token_types)),
             embedding_norm: self.embedding_norm.then(|| norm(names.embedding_norm)),

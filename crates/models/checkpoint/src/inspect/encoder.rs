@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::memory::table_bytes;
 use super::{InspectOptions, Inspection, MemoryNeeded, summaries};
 use crate::encoder::{EncoderConfig, EncoderFamily, ScoreConfig};
 use crate::error::{ModelError, quoted};
@@ -27,6 +28,7 @@ impl Inspection {
         self.tensors = summaries(&weights);
         self.memory = Some(MemoryNeeded {
             weights: packed_bytes(tensors(), &weights, options.weight_type),
+            tables: table_bytes(tensors().collect(), &weights, options.weight_type),
             kv_per_token: 0,
             windows: 0,
             kv_of_context: 0,

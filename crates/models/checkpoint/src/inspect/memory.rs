@@ -4,10 +4,11 @@ use serde::Serialize;
 use stolon_kernels::KvLayout;
 
 use super::InspectOptions;
-use crate::config::DecoderConfig;
+use crate::config::{DecoderConfig, TensorSpec};
 use crate::error::ModelError;
 use crate::kv::{DEFAULT_BLOCK_SIZE, DEFAULT_STEP_TOKENS, KvShape, KvType};
 use crate::memory::packed_bytes;
+use crate::weight_type::WeightType;
 use crate::weights::Weights;
 
 /// The memory that a model needs, in bytes.
@@ -15,6 +16,8 @@ use crate::weights::Weights;
 pub struct MemoryNeeded {
     /// Size of the packed weights.
     pub weights: u64,
+    /// The part of it that can stay in the files: tables of which only rows are read.
+    pub tables: u64,
     /// Size of the keys and values of one position in all layers that keep all positions.
     pub kv_per_token: u64,
     /// Size of the windows of one running request, with the default sizes of blocks and steps; 0
@@ -46,9 +49,20 @@ impl MemoryNeeded {
         let of_positions = kv_per_token.saturating_mul(config.max_positions as u64);
         Ok(Self {
             weights: packed_bytes(config.tensors().into_iter(), weights, options.weight_type),
+            tables: table_bytes(config.tensors(), weights, options.weight_type),
             kv_per_token,
             windows,
             kv_of_context: of_positions.saturating_add(windows),
         })
     }
+}
+
+/// Size of the tensors in `tensors` that can stay in their files.
+pub(super) fn table_bytes(
+    mut tensors: Vec<TensorSpec>,
+    weights: &Weights,
+    weight_type: WeightType,
+) -> u64 {
+    tensors.retain(|spec| weights.can_stay_in_file(spec, weight_type));
+    packed_bytes(tensors.into_iter(), weights, weight_type)
 }

@@ -44,6 +44,11 @@ pub struct CpuOptions {
     pub path: Option<Path>,
     /// Element type in which matrices are kept.
     pub weight_type: WeightType,
+    /// Whether tables of which only rows are read, such as an embedding that is not also the output
+    /// matrix, stay in their memory-mapped file. The file must then not be changed while the backend
+    /// exists. They stay there in any case if there is no memory for them. Results do not depend on
+    /// it.
+    pub map_tables: bool,
     /// Whether KV blocks can be copied out of and into the KV store.
     /// [`Backend::kv_format`](stolon_backend::Backend::kv_format) then needs a hash of the weights,
     /// so their files are read once more during loading.
@@ -64,6 +69,7 @@ impl Default for CpuOptions {
             bind_threads: false,
             path: None,
             weight_type: WeightType::Stored,
+            map_tables: false,
             kv_copies: false,
         }
     }

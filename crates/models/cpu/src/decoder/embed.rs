@@ -4,17 +4,69 @@
 use std::ops::Range;
 
 use stolon_backend::{SliceImage, StepBatch};
-use stolon_checkpoint::config::DecoderConfig;
-use stolon_kernels::{self as kernels, Path};
+use stolon_checkpoint::config::{DecoderConfig, TensorSpec};
+use stolon_checkpoint::error::ModelError;
+use stolon_kernels::{self as kernels, Matrix, Path};
 
 use super::Decoder;
+use super::linear::Loader;
+use crate::table::Table;
 use crate::workers::Workers;
+
+/// The matrices with a row for each token of the vocabulary, `[vocab_size, hidden_size]`.
+#[derive(Debug)]
+pub(super) enum TokenMatrices {
+    /// The embedding is also the output matrix.
+    Tied(Matrix),
+    Untied {
+        embedding: Table,
+        head: Matrix,
+    },
+}
+
+impl TokenMatrices {
+    pub(super) fn load(
+        embedding: &TensorSpec,
+        head: Option<&TensorSpec>,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, ModelError> {
+        Ok(match head {
+            Some(head) => {
+                Self::Untied { embedding: loader.table(embedding)?, head: loader.matrix(head)? }
+            }
+            None => Self::Tied(loader.matrix(embedding)?),
+        })
+    }
+
+    /// Writes the embedding of a token to `out`.
+    fn row(&self, token: u32, out: &mut [f32]) {
+        match self {
+            Self::Tied(matrix) => matrix.row(token as usize, out),
+            Self::Untied { embedding, .. } => embedding.row(token as usize, out),
+        }
+    }
+
+    /// The output matrix.
+    pub(super) fn head(&self) -> &Matrix {
+        match self {
+            Self::Tied(matrix) | Self::Untied { head: matrix, .. } => matrix,
+        }
+    }
+
+    /// Size in bytes of all packed matrices.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Tied(matrix) => matrix.bytes(),
+            Self::Untied { embedding, head } => embedding.bytes() + head.bytes(),
+        }
+    }
+}
 
 impl Decoder {
     /// The embedding of a token below the vocabulary size, `[hidden_size]`.
     pub(crate) fn embedding(&self, token: u32) -> Vec<f32> {
         let mut row = vec![0.0; self.config.hidden_size];
-        self.embedding.row(token as usize, &mut row);
+        self.tokens.row(token, &mut row);
         normalize(self.embedding_norm().as_ref(), self.path, &mut row);
         scale_embedding(self.config.embedding_scale, &mut row);
         row
@@ -32,7 +84,7 @@ impl Decoder {
         let (tokens, width) = (&batch.tokens, self.config.hidden_size);
         let in_vocabulary = 0..self.config.vocab_size as u32;
         let chunk = workers.chunk_rows(tokens.len(), width);
-        let (embedding, scale) = (&self.embedding, self.config.embedding_scale);
+        let (embedding, scale) = (&self.tokens, self.config.embedding_scale);
         let (norm, path, adapters) = (self.embedding_norm(), self.path, &self.adapters);
         let x = &mut self.activations.x[..tokens.len() * width];
         let parts = x.chunks_mut(chunk * width).zip(tokens.chunks(chunk)).enumerate();
@@ -40,7 +92,7 @@ impl Decoder {
             let rows = (part * chunk..).zip(x.chunks_exact_mut(width).zip(tokens));
             // Other tokens are positions of images, coordinates and sizes.
             for (row, (x, &token)) in rows.filter(|(_, (_, token))| in_vocabulary.contains(token)) {
-                embedding.row(token as usize, x);
+                embedding.row(token, x);
                 // PEFT adds to the result of the module, which includes the norm.
                 normalize(norm.as_ref(), path, x);
                 adapters.embed(row, token, x);

@@ -13,6 +13,7 @@ use stolon_kernels::{
 };
 
 use super::adapters::{RowUpdates, Updates};
+use crate::table::Table;
 use crate::workers::Workers;
 
 /// Number of bytes of a matrix that are packed before their pages are released.
@@ -26,6 +27,8 @@ const CHECK_BYTES: usize = 1 << 20;
 pub(crate) struct Loader<'a> {
     pub(crate) weights: Weights,
     pub(crate) weight_type: WeightType,
+    /// Whether tables stay in their file where they can.
+    pub(crate) map_tables: bool,
     pub(crate) path: Path,
     pub(crate) workers: &'a Workers,
 }
@@ -49,6 +52,15 @@ impl Loader<'_> {
         drop(tensor);
         self.weights.remove(&spec.name);
         Ok(matrix)
+    }
+
+    /// Packs the table `spec`, or leaves it in its file.
+    pub(crate) fn table(&mut self, spec: &TensorSpec) -> Result<Table, ModelError> {
+        let table = self.map_tables.then(|| self.weights.file_table(spec, self.weight_type));
+        let Some(table) = table.flatten() else { return Ok(Table::Packed(self.matrix(spec)?)) };
+        self.weights.remove(&spec.name);
+        table.expect_random_reads();
+        Ok(Table::File(table))
     }
 
     /// The type in which a matrix is kept. An F16 matrix is kept as BF16 if BF16 represents all its

@@ -10,19 +10,18 @@ use stolon_checkpoint::config::{
     DecoderConfig, GateFunction, PerLayerEmbeddingWeights, PerLayerInput, PerLayerWeights,
 };
 use stolon_checkpoint::error::ModelError;
-use stolon_kernels::{
-    self as kernels, Epilogue, HeadNorm, Matrix, Path, Product, RowSums, Sink, multiply,
-};
+use stolon_kernels::{self as kernels, Epilogue, HeadNorm, Path, Product, RowSums, Sink, multiply};
 
 use super::activations::Activations;
 use super::linear::{Linear, Loader};
 use super::passes::{self, NormVectors};
+use crate::table::Table;
 use crate::workers::Workers;
 
 /// The per-layer embeddings of a model: the fields of [`PerLayerEmbeddingWeights`].
 #[derive(Debug)]
 pub(super) struct PerLayerEmbedding {
-    embedding: Matrix,
+    embedding: Table,
     projection: Linear,
     norm: Vec<f32>,
 }
@@ -34,7 +33,7 @@ impl PerLayerEmbedding {
     ) -> Result<Self, ModelError> {
         let PerLayerEmbeddingWeights { embedding, projection, norm } = spec;
         Ok(Self {
-            embedding: loader.matrix(embedding)?,
+            embedding: loader.table(embedding)?,
             projection: loader.linear(projection)?,
             norm: loader.vector(norm)?,
         })

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use stolon_backend::{LogitRows, SequenceSlice, SliceState};
 use stolon_checkpoint::config::TensorRole;
 use stolon_checkpoint::kv::{KvShape, KvType};
-use stolon_checkpoint::{Tensor, TensorType};
+use stolon_checkpoint::{Tensor, TensorType, WeightType, Weights};
 use stolon_kernels::KvLayout;
 use stolon_kvcache::BlockId;
 
@@ -169,8 +169,9 @@ pub(super) fn convolve(inputs: &[Vec<f64>], taps: &[f64], position: usize) -> Ve
 /// The outputs that the mixers of the first layer add to `rows` of the residual stream.
 fn mixed(config: &DecoderConfig, weights: Weights, rows: &[f32], first: usize) -> Vec<f32> {
     let (path, workers) = (Path::PORTABLE, Workers::new(2));
-    let load = Decoder::load(config.clone(), weights, WeightType::Stored, path, &workers);
-    let mut decoder = load.expect("a model");
+    let (weight_type, map_tables) = (WeightType::Stored, false);
+    let loader = Loader { weights, weight_type, map_tables, path, workers: &workers };
+    let mut decoder = Decoder::load(config.clone(), loader).expect("a model");
     let shape = KvShape::of(config, 16, KvType::F32, |_| KvLayout::Rows);
     let mut kv = KvStore::new(shape, 4).expect("a store");
     let mut states = crate::state_store::StateStore::new(config, 1).expect("states");

@@ -3,15 +3,15 @@
 use stolon_backend::StepBatch;
 use stolon_checkpoint::encoder::LearnedPositions;
 use stolon_kernels as kernels;
-use stolon_kernels::Matrix;
 
 use super::{Activations, EncoderBackend, Norm};
+use crate::table::Table;
 
 /// The tables of embeddings.
 #[derive(Debug)]
 pub(super) struct Embedding {
     /// `[vocab_size, hidden_size]`.
-    pub(super) tokens: Matrix,
+    pub(super) tokens: Table,
     /// The learned positions, `[rows, hidden_size]`.
     pub(super) positions: Option<Vec<f32>>,
     /// The token types, `[token_types, hidden_size]`.

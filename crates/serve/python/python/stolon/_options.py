@@ -57,6 +57,8 @@ class EngineOptions(TypedDict, total=False):
     kv_type: str
     """f32, bf16, f16, int8, k8v4 (keys in int8, values in int4) or int4."""
     logit_cache_bytes: int
+    map_embeddings: bool
+    """Whether embeddings are read from the model file row by row instead of being loaded."""
     max_batched_tokens: int
     max_positions: int
     max_queued_requests: int

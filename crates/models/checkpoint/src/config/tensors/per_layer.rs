@@ -51,7 +51,7 @@ impl DecoderConfig {
         let all = self.layers.len() * width;
         let shape = [self.vocab_size, all];
         PerLayerEmbeddingWeights {
-            embedding: matrix("model.embed_tokens_per_layer", shape, TensorRole::Embedding),
+            embedding: matrix("model.embed_tokens_per_layer", shape, TensorRole::Table),
             projection: linear("model.per_layer_model_projection", [all, self.hidden_size], false),
             norm: norm("model.per_layer_projection_norm", width),
         }

@@ -397,7 +397,7 @@ fn of_gemma4(config: &DecoderConfig, key: &str, number: usize) -> Meta {
 /// The type in which the converter stores a tensor in a file with matrices in `dtype`.
 pub(crate) fn stored_type(spec: &TensorSpec, dtype: TensorType) -> TensorType {
     match spec.role {
-        TensorRole::Embedding | TensorRole::Matrix => dtype,
+        TensorRole::Embedding | TensorRole::Table | TensorRole::Matrix => dtype,
         TensorRole::Router
         | TensorRole::Norm
         | TensorRole::PlainNorm
