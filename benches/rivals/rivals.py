@@ -1,4 +1,4 @@
-"""Compares Stolon with llama.cpp, PyTorch and OpenVINO GenAI on random weights of the shape of Qwen3-0.6B.
+"""Compares Stolon with llama.cpp, ik_llama.cpp, PyTorch and OpenVINO GenAI on random weights of the shape of Qwen3-0.6B.
 
 Not part of the build or of CI. Needs Python 3.10 or later and about 3 GB of disk space:
 
@@ -15,7 +15,8 @@ affects all of them alike. The table shows medians, and the fastest run in brack
 If a virtual machine traps llama.cpp's AMX int8 instructions, leave `llama-q8` out of --engines and use
 `llama-q8-plain`; if it traps PyTorch's AMX instructions, set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16. OpenVINO
 (`openvino`, `openvino-int8`, `openvino-int4`), `stolon-q4` and `llama-q4` run if they are named;
-worker_openvino.py says what OpenVINO needs.
+worker_openvino.py says what OpenVINO needs, and worker_ik.py what ik_llama.cpp needs (`ik-bf16`, `ik-q8`,
+`ik-q4`, and `-repack` behind them, with --ik).
 """
 
 import argparse
@@ -44,6 +45,8 @@ WORKS = [
     ("decode 4 16", "decode of 4", 4),
     ("decode 8 16", "decode of 8", 8),
     ("decode 16 16", "decode of 16", 16),
+    ("deep 4096 16", "at 4,096", 1),
+    ("deep 16384 16", "at 16,384", 1),
 ]
 LINEAR = [(f"linear {rows}", f"{rows} rows", rows) for rows in (1, 8, 64, 512)]
 LINEAR_ENGINES = ["stolon-bf16", "torch", "stolon-f32", "gemm-f32", "matrixmultiply-f32"]
@@ -122,10 +125,11 @@ class Engine:
         self.process.wait()
 
 
-def engines(folder, stolon, threads, names):
+def engines(folder, stolon, ik, threads, names):
     python = [sys.executable]
     llama = lambda kind: [*python, HERE / "worker_llama.py", folder / f"{kind}.gguf", threads]
     openvino = lambda kind: [*python, HERE / "worker_openvino.py", folder / "hf", threads, kind]
+    ik_llama = lambda kind, *repack: [*python, HERE / "worker_ik.py", ik, folder / f"{kind}.gguf", threads, *repack]
     own = lambda model: [stolon, folder / model, threads]
     known = {
         "stolon": (own("hf"), {}),
@@ -142,6 +146,9 @@ def engines(folder, stolon, threads, names):
         "llama-q4": (llama("Q4_0"), {}),
         "llama-q8-plain": ([*llama("Q8_0"), "plain"], {}),
     }
+    for name, kind in (("ik-bf16", "BF16"), ("ik-q8", "Q8_0"), ("ik-q4", "Q4_0")):
+        known[name] = (ik_llama(kind), {})
+        known[f"{name}-repack"] = (ik_llama(kind, "repack"), {})
     for library in ("stolon-bf16", "stolon-f32", "gemm-f32", "matrixmultiply-f32"):
         environment = {"MATMUL_NUM_THREADS": threads}
         known[library] = ([stolon.with_name("linear"), library, threads], environment)
@@ -154,6 +161,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=pathlib.Path, default=HERE / "weights", help="folder for the random weights")
     parser.add_argument("--stolon", type=pathlib.Path, default=HERE / "target/release/stolon-rivals", help="the Stolon worker")
+    parser.add_argument("--ik", type=pathlib.Path, help="folder with the programs of ik_llama.cpp")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds, after one to warm up")
     parser.add_argument("--threads", default=str(len(os.sched_getaffinity(0))), help="threads per engine")
     parser.add_argument("--engines", nargs="*", help="engines to run; default: those of bf16 and 8 bits, without OpenVINO")
@@ -166,7 +174,7 @@ def main():
     all_works = LINEAR if options.linear else WORKS
     works = [work for work in all_works if any(work[0].startswith(start) for start in chosen)]
     names = options.engines or (LINEAR_ENGINES if options.linear else MODEL_ENGINES)
-    running = list(engines(folder, options.stolon, options.threads, names))
+    running = list(engines(folder, options.stolon, options.ik, options.threads, names))
     for engine in running:
         print(f"{engine.name}: ready after {engine.load:.1f} s; {engine.description}")
     times = {(engine.name, work[0]): [] for engine in running for work in works}

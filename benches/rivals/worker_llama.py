@@ -25,12 +25,14 @@ class Worker:
         params.n_ctx = SEQUENCES * POSITIONS
         params.n_batch = BATCH
         params.n_seq_max = SEQUENCES
+        # One sequence may have all positions.
+        params.kv_unified = True
         params.n_threads = params.n_threads_batch = threads
         self.context = lc.llama_init_from_model(self.model, params)
         self.memory = lc.llama_get_memory(self.context)
         self.vocab = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(self.model))
         self.batch = lc.llama_batch_init(BATCH, 0, 1)
-        self.cached = 0
+        self.cached = None
 
     def step(self, entries):
         """Computes (token, position, sequence, logits?) entries; waits for the result."""
@@ -53,7 +55,7 @@ class Worker:
 
     def first(self, sequences, count):
         lc.llama_memory_clear(self.memory, True)
-        self.cached = 0
+        self.cached = None
         entries = [entry for sequence in range(sequences) for entry in self.prompt(count, sequence)]
         begun = time.perf_counter()
         self.step(entries)
@@ -66,17 +68,25 @@ class Worker:
         return int(numpy.ctypeslib.as_array(logits, (self.vocab,)).argmax())
 
     def decode(self, sequences, steps):
-        if self.cached < sequences:
+        return self.generate(sequences, CONTEXT, steps)
+
+    def deep(self, depth, steps):
+        return self.generate(1, depth, steps)
+
+    def generate(self, sequences, depth, steps):
+        if self.cached != (sequences, depth):
             lc.llama_memory_clear(self.memory, True)
             for sequence in range(sequences):
-                self.step(self.prompt(CONTEXT, sequence))
-            self.cached = sequences
-        for sequence in range(self.cached):
-            lc.llama_memory_seq_rm(self.memory, sequence, CONTEXT, -1)
+                prompt = self.prompt(depth, sequence)
+                for begin in range(0, depth, BATCH):
+                    self.step(prompt[begin:begin + BATCH])
+            self.cached = (sequences, depth)
+        for sequence in range(sequences):
+            lc.llama_memory_seq_rm(self.memory, sequence, depth, -1)
         tokens = list(range(sequences))
         begun = time.perf_counter()
         for step in range(steps):
-            self.step([(tokens[s], CONTEXT + step, s, True) for s in range(sequences)])
+            self.step([(tokens[s], depth + step, s, True) for s in range(sequences)])
             for s in range(sequences):
                 tokens[s] = self.likeliest(s)
         return (time.perf_counter() - begun) / steps

@@ -5,6 +5,7 @@
 //! * `first S N`: computes the prompts of N tokens of S sequences together, and their first tokens.
 //! * `decode S N`: generates N tokens greedily for each of S sequences of 512 cached tokens; prints
 //!   seconds per step.
+//! * `deep D N`: the same for one sequence of D cached tokens.
 //!
 //! The first line of output is `ready`, the seconds that loading took, and the instruction set.
 
@@ -16,7 +17,7 @@ use stolon_backend::{Backend, LogitRows, SequenceSlice, StepBatch};
 use stolon_checkpoint::{KvBudget, LoadOptions, ModelSource, load};
 use stolon_cpu::{CpuBackend, CpuOptions};
 
-/// Positions in the cache when decoding begins.
+/// Positions in the cache when `decode` begins.
 const CONTEXT: usize = 512;
 /// Positions of each sequence. A single sequence may have as many as all together.
 const POSITIONS: usize = 2048;
@@ -48,8 +49,9 @@ fn main() -> Result<(), Error> {
                 first(&mut backend, sequences.parse()?, count.parse()?)?
             }
             ["decode", sequences, steps] => {
-                decode(&mut backend, sequences.parse()?, steps.parse()?)?
+                decode(&mut backend, sequences.parse()?, CONTEXT, steps.parse()?)?
             }
+            ["deep", depth, steps] => decode(&mut backend, 1, depth.parse()?, steps.parse()?)?,
             _ => return Err(format!("no such command: {line}").into()),
         };
         println!("{seconds:.6}");
@@ -94,13 +96,18 @@ fn likeliest(logits: &[f32]) -> u32 {
     best.map_or(0, |(id, _)| id as u32)
 }
 
-fn decode(backend: &mut CpuBackend, sequences: usize, steps: usize) -> Result<f64, Error> {
+fn decode(
+    backend: &mut CpuBackend,
+    sequences: usize,
+    depth: usize,
+    steps: usize,
+) -> Result<f64, Error> {
     let vocab_size = backend.spec().vocab_size;
     // The KV cache holds the last prefill or zeros; both take the same time to read.
     let mut tokens: Vec<u32> = (0..sequences as u32).collect();
     let begun = Instant::now();
     for step in 0..steps {
-        let slices = (0..sequences).map(|s| slice(backend, s, CONTEXT + step, 1)).collect();
+        let slices = (0..sequences).map(|s| slice(backend, s, depth + step, 1)).collect();
         let output = backend.step(&StepBatch { tokens: tokens.clone(), sequences: slices })?;
         for (token, logits) in tokens.iter_mut().zip(output.logits.chunks(vocab_size)) {
             *token = likeliest(logits);
