@@ -17,6 +17,7 @@ mod decoder {
     mod converted;
     mod fixture;
     mod invariance;
+    mod mtp;
     mod parity;
     mod published;
     mod quantized;
