@@ -13,18 +13,28 @@ use stolon_kvcache::BlockId;
 use super::fixture::{self, difference};
 use crate::suite::run;
 
+/// The fixture with a dense head.
 const NAME: &str = "mtp/qwen3_5";
 
 /// Number of guesses of the fixture.
 const GUESSES: usize = 4;
 
-fn model(mtp: bool) -> LoadedModel {
-    let source = ModelSource::Directory(fixture::directory(NAME));
+fn model(name: &str, mtp: bool) -> LoadedModel {
+    let source = ModelSource::Directory(fixture::directory(name));
     load(&source, &LoadOptions { mtp, ..LoadOptions::default() }).expect("a valid model")
 }
 
 fn backend(mtp: bool, block_size: usize, threads: usize, kv_type: KvType) -> CpuBackend {
-    let LoadedModel { config, weights, mtp, .. } = model(mtp);
+    backend_of(model(NAME, mtp), block_size, threads, kv_type)
+}
+
+fn backend_of(
+    model: LoadedModel,
+    block_size: usize,
+    threads: usize,
+    kv_type: KvType,
+) -> CpuBackend {
+    let LoadedModel { config, weights, mtp, .. } = model;
     let options = CpuOptions {
         block_size,
         kv_budget: KvBudget::Blocks(256),
@@ -38,8 +48,8 @@ fn backend(mtp: bool, block_size: usize, threads: usize, kv_type: KvType) -> Cpu
 
 /// The tokens of the fixture, whose last one the model has sampled, and the logits of the guesses
 /// that follow.
-fn expected() -> (Vec<u32>, Vec<Vec<f32>>) {
-    let bytes = fixture::file(NAME, "mtp.safetensors");
+fn expected(name: &str) -> (Vec<u32>, Vec<Vec<f32>>) {
+    let bytes = fixture::file(name, "mtp.safetensors");
     let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
     let logits = file.tensor("logits").expect("a tensor of the script");
     let values = logits.data().chunks_exact(4);
@@ -81,16 +91,18 @@ fn bits(rows: &[Vec<f32>]) -> Vec<u32> {
 /// that follow other guesses.
 #[test]
 fn guesses_equal_those_of_the_published_head() {
-    let (tokens, expected) = expected();
-    assert_eq!(expected.len(), GUESSES);
-    let mut backend = backend(true, 16, 1, KvType::F32);
-    let table = run::table(5, tokens.len() + GUESSES, 16);
-    run::rows(&mut backend, &tokens[..tokens.len() - 1], 0, usize::MAX / 2, &table);
-    let rows = guesses(&mut backend, &tokens, &table, GUESSES);
-    assert_eq!(rows.len(), GUESSES);
-    for (guess, (row, expected)) in rows.iter().zip(&expected).enumerate() {
-        let difference = difference(row, expected);
-        assert!(difference < 1e-3, "guess {guess}: {difference} standard deviations");
+    for name in [NAME, "mtp/qwen3_5_moe"] {
+        let (tokens, expected) = expected(name);
+        assert_eq!(expected.len(), GUESSES);
+        let mut backend = backend_of(model(name, true), 16, 1, KvType::F32);
+        let table = run::table(5, tokens.len() + GUESSES, 16);
+        run::rows(&mut backend, &tokens[..tokens.len() - 1], 0, usize::MAX / 2, &table);
+        let rows = guesses(&mut backend, &tokens, &table, GUESSES);
+        assert_eq!(rows.len(), GUESSES);
+        for (guess, (row, expected)) in rows.iter().zip(&expected).enumerate() {
+            let difference = difference(row, expected);
+            assert!(difference < 1e-3, "{name}, guess {guess}: {difference} standard deviations");
+        }
     }
 }
 
@@ -99,7 +111,7 @@ fn guesses_equal_those_of_the_published_head() {
 /// changes no bit of the model's logits.
 #[test]
 fn guesses_have_the_same_bits_wherever_their_context_comes_from() {
-    let (tokens, _) = expected();
+    let (tokens, _) = expected(NAME);
     let len = tokens.len() - 1;
     for kv_type in [KvType::F32, KvType::Bf16, KvType::Int8] {
         let mut plain = backend(false, 16, 1, kv_type);
@@ -138,7 +150,7 @@ fn guesses_have_the_same_bits_wherever_their_context_comes_from() {
 /// same tokens without proposals.
 #[test]
 fn rejected_proposals_leave_nothing_behind() {
-    let (tokens, _) = expected();
+    let (tokens, _) = expected(NAME);
     let len = tokens.len() - 1;
     let table = run::table(3, tokens.len() + 2 * GUESSES, 16);
     let run_to = |proposed: &[u32]| {
@@ -160,7 +172,7 @@ fn rejected_proposals_leave_nothing_behind() {
 /// without a pair, without a count or beyond the budget get nothing, and the context ends guesses.
 #[test]
 fn tasks_are_independent() {
-    let (tokens, _) = expected();
+    let (tokens, _) = expected(NAME);
     let mut own = backend(true, 16, 1, KvType::F32);
     let tables = [1, 20, 40].map(|first| run::table(first, tokens.len() + GUESSES, 16));
     let lens = [tokens.len() - 1, 9, 14];
@@ -205,7 +217,7 @@ fn tasks_are_independent() {
 /// behind.
 #[test]
 fn prompts_without_logits_leave_the_same_behind() {
-    let (tokens, _) = expected();
+    let (tokens, _) = expected(NAME);
     let table = run::table(3, tokens.len() + GUESSES, 16);
     let guessed = [LogitRows::None, LogitRows::All].map(|logit_rows| {
         let mut own = backend(true, 16, 1, KvType::F32);
