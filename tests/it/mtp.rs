@@ -12,6 +12,9 @@ use stolon::{
 use crate::support::bits::bits;
 use crate::support::tiers::{Directory, stop};
 
+/// Number of KV blocks. They do not hold all prompts and answers of a test.
+const BLOCKS: usize = 96;
+
 /// A random model with the structure of Qwen3.5, and its head.
 fn fixture() -> PathBuf {
     stolon_fixtures::path("mtp/qwen3_5")
@@ -21,7 +24,7 @@ fn fixture() -> PathBuf {
 fn builder(model: &Path) -> EngineBuilder {
     let sources = Some(DraftSources::new(Vec::new));
     let speculation = Speculation { adaptive: false, sources, ..Speculation::default() };
-    Engine::builder().model(model).threads(1).num_blocks(160).speculation(speculation)
+    Engine::builder().model(model).threads(1).num_blocks(BLOCKS).speculation(speculation)
 }
 
 fn plain(model: &Path) -> EngineBuilder {
@@ -186,13 +189,13 @@ async fn inspection_knows_heads() {
     assert!(refused[0].contains("k_proj") && error.to_string().contains(&refused[0]), "{error}");
     assert!(of(malformed.0.clone(), false).refusals.is_empty());
     let memory = |mtp| builder(&fixture()).mtp(mtp).memory_needed().expect("a size");
-    let added = head.weights + 160 * 16 * head.kv_per_token;
+    let added = head.weights + (BLOCKS * 16) as u64 * head.kv_per_token;
     assert_eq!(memory(true), memory(false) + added);
     let info = |engine: Engine| engine.model_info().kv_bytes;
     let sizes = [true, false].map(|mtp| builder(&fixture()).mtp(mtp).build());
     let [with, without] = sizes;
     let (with, without) = (with.await.expect("an engine"), without.await.expect("an engine"));
-    assert_eq!(info(with) as u64, info(without) as u64 + 160 * 16 * head.kv_per_token);
+    assert_eq!(info(with) as u64, info(without) as u64 + (BLOCKS * 16) as u64 * head.kv_per_token);
 }
 
 /// Goal: what has no head, or cannot use it, is refused with a message that says why.
