@@ -108,7 +108,9 @@ async fn compare(name: &str, model: &Path, check: impl Fn(u64, u64)) {
     let directory = Directory::new(&format!("mtp-tier-{name}"));
     let with_head = || {
         let builder = builder(model).mtp(true).kv_cache_dir(&directory.0, 1 << 30);
-        builder.write_policy(WritePolicy::WriteBack).prefetch_policy(PrefetchPolicy::WaitComplete)
+        builder
+            .write_policy(WritePolicy::WriteThrough)
+            .prefetch_policy(PrefetchPolicy::WaitComplete)
     };
     let engine = with_head().build().await.expect("an engine");
     let mut expected = Vec::new();
