@@ -8,6 +8,7 @@ mod draft;
 mod hub;
 mod load;
 mod memory;
+mod mtp;
 mod rerank;
 mod scheduling;
 
@@ -87,6 +88,7 @@ impl std::fmt::Debug for EngineBuilder {
         f.debug_struct("EngineBuilder")
             .field("model", &self.model)
             .field("draft_model", &self.draft_model)
+            .field("mtp", &self.has_mtp())
             .field("backend", &self.backend.as_ref().map(|(id, _)| id))
             .field("kv_memory", &self.kv_memory)
             .field("num_blocks", &self.num_blocks)
@@ -133,7 +135,7 @@ impl EngineBuilder {
     /// [`model`](Self::model), [`kv_memory`](Self::kv_memory), [`num_blocks`](Self::num_blocks),
     /// [`block_size`](Self::block_size), [`kv_type`](Self::kv_type), [`window_kv`](Self::window_kv),
     /// [`threads`](Self::threads), [`weights`](Self::weights), `device`, `chat_template`,
-    /// [`draft_model`](Self::draft_model) and
+    /// [`draft_model`](Self::draft_model), [`mtp`](Self::mtp) and
     /// [`override_generation_config`](Self::override_generation_config) would have no effect, so
     /// [`build`](Self::build) refuses them.
     pub fn backend(self, id: impl Into<String>, backend: Box<dyn Backend + Send>) -> Self {

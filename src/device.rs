@@ -45,6 +45,7 @@ impl Device {
             ("window_kv", windows),
             ("threads", builder.threads.is_some()),
             ("draft_model", builder.draft_model.is_some()),
+            ("mtp", builder.has_mtp()),
             ("bind_threads", builder.bind_threads),
             ("weights", weights),
             ("map_embeddings", builder.map_embeddings),
@@ -89,8 +90,9 @@ impl EngineBuilder {
     /// The device that runs the model. Default: the CPU. A GPU needs the feature `cuda` or `metal`.
     ///
     /// On a GPU, [`threads`](Self::threads), [`weights`](Self::weights),
-    /// [`map_embeddings`](Self::map_embeddings), [`draft_model`](Self::draft_model) and
-    /// [`window_kv`](Self::window_kv) would have no effect, so [`build`](Self::build) refuses them.
+    /// [`map_embeddings`](Self::map_embeddings), [`draft_model`](Self::draft_model),
+    /// [`mtp`](Self::mtp) and [`window_kv`](Self::window_kv) would have no effect, so
+    /// [`build`](Self::build) refuses them.
     pub fn device(mut self, device: DeviceChoice) -> Self {
         self.device.0.get_or_insert_default().device = device;
         self

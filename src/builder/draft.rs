@@ -67,8 +67,13 @@ impl DraftModel {
         options: &LoadOptions,
         (text, vocab_size): (&Text, usize),
     ) -> Result<Self, Error> {
-        let options =
-            LoadOptions { mmproj: None, generation: None, max_positions: None, ..options.clone() };
+        let options = LoadOptions {
+            mmproj: None,
+            generation: None,
+            max_positions: None,
+            mtp: false,
+            ..options.clone()
+        };
         let expected = "a model that generates text";
         let model = match stolon_checkpoint::load_any(&model.source()?, &options)? {
             AnyModel::Decoder(model) if model.generates => *model,

@@ -7,7 +7,7 @@ use std::thread;
 use stolon_backend::{Backend, Pooling};
 use stolon_checkpoint::{
     AnyModel, DecoderConfig, EmbeddingConfig, EncoderTask, KvBudget, LoadOptions, LoadedEncoder,
-    LoadedModel, LoadedScores, PairForm, ScoreConfig, TextPrompts, VisionConfig, Weights,
+    LoadedModel, LoadedScores, MtpHead, PairForm, ScoreConfig, TextPrompts, VisionConfig, Weights,
 };
 use stolon_cpu::{CpuBackend, CpuOptions, EncoderBackend, Head};
 use stolon_scheduler::EngineConfig;
@@ -41,20 +41,20 @@ enum BackendOptions {
 
 impl BackendOptions {
     /// Opens a backend of a decoder and, if it computes that, the image encoder of the same model, with
-    /// a draft model if there is one. On a GPU, there is none.
+    /// the model's head for multi-token prediction or a draft model. On a GPU, there is neither.
     fn open(
         self,
         config: DecoderConfig,
         encoder: Option<VisionConfig>,
         weights: Weights,
-        draft: Option<DraftModel>,
+        (mtp, draft): (Option<MtpHead>, Option<DraftModel>),
     ) -> Result<Box<dyn Backend>, Error> {
         match self {
             Self::Cpu(options, block_size) => {
                 let default = if encoder.is_some() { BLOCK_SIZE_WITH_IMAGES } else { BLOCK_SIZE };
                 let block_size = block_size.unwrap_or(default);
                 let options = CpuOptions { block_size, ..options };
-                let open = |options| CpuBackend::with_encoder(config, encoder, weights, options);
+                let open = |options| CpuBackend::with_mtp(config, encoder, weights, mtp, options);
                 match draft {
                     Some(draft) => draft.open(options, open),
                     None => Ok(Box::new(open(options)?)),
@@ -102,6 +102,7 @@ impl EngineBuilder {
             return Err(Error::invalid("chat_template", expected, "a value"));
         }
         self.check_draft_model(config)?;
+        self.check_mtp(config)?;
         let options = self.backend_options(config)?;
         let (own_text, draft) = (self.text, self.draft_model);
         let (mut load_options, template) = (self.load_options, self.chat_template);
@@ -174,6 +175,7 @@ impl EngineBuilder {
             ("override_generation_config", self.load_options.generation.is_some()),
             ("mmproj", self.load_options.mmproj.is_some()),
             ("draft_model", self.draft_model.is_some()),
+            ("mtp", self.has_mtp()),
             ("image_urls", self.fetch.is_set()),
             ("device", self.device.is_set()),
             ("chat_template", self.chat_template.is_some()),
@@ -223,6 +225,7 @@ fn load(
         generates,
         images,
         skills,
+        mtp,
     } = model;
     let is_replaced = template.is_some();
     if let Some(template) = template {
@@ -261,7 +264,7 @@ fn load(
     // Without the feature, no memory is needed for the encoder.
     let encoder = images.as_ref().filter(|_| cfg!(feature = "images"));
     let encoder = encoder.map(|images| images.encoder.clone());
-    let open = || options.open(config, encoder, weights, draft);
+    let open = || options.open(config, encoder, weights, (mtp, draft));
     let backend = if generates { while_grammars_are_prepared(&text, open) } else { open() }?;
     text.skills = Skills::new(skills, backend.spec().regions);
     let sampling = DefaultSampling {

@@ -8,7 +8,8 @@ use super::load::BLOCK_SIZE;
 use crate::Error;
 
 impl EngineBuilder {
-    /// The memory in bytes that the weights, those of a draft model, and the KV cache will take.
+    /// The memory in bytes that the weights, those of a draft model or a head for
+    /// multi-token prediction, and the KV cache will take.
     /// Reads the headers of the model's files, for a model on the hub perhaps over the network, and
     /// blocks meanwhile.
     ///
@@ -37,8 +38,13 @@ impl EngineBuilder {
             let stored = || inspection.tensors.iter().map(|tensor| tensor.bytes).sum();
             return Ok(inspection.memory.map_or_else(stored, |memory| memory.weights));
         };
+        if let Some(head) = inspection.mtp.filter(|_| self.has_mtp()) {
+            memory.weights += head.weights;
+            memory.kv_per_token += head.kv_per_token;
+        }
         if let Some(draft) = self.draft_model.clone() {
             (options.load.max_positions, options.load.mmproj) = (None, None);
+            options.load.mtp = false;
             options.window_kv = WindowKv::Blocks;
             let added = inspect(&draft.source()?, &options)?.memory;
             memory.weights += added.as_ref().map_or(0, |added| added.weights);

@@ -49,6 +49,8 @@ mod image_tiers;
 mod images;
 mod marks;
 mod models;
+#[cfg(feature = "tiers")]
+mod mtp;
 #[cfg(feature = "object-store")]
 mod object_tier;
 mod own_backend;

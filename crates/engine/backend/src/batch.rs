@@ -39,8 +39,8 @@ pub struct BackendSpec {
     /// bits however many tokens the slice has, and, if there are recurrent states, that a sequence
     /// can continue after any of the tokens ([`SliceState::proposed`]).
     pub proposals: bool,
-    /// Whether the backend has a smaller model that guesses tokens ([`Backend::draft`]). Requires
-    /// `proposals`.
+    /// Whether the backend has a smaller model, or a head of the model, that guesses tokens
+    /// ([`Backend::draft`]). Requires `proposals`.
     pub draft_model: bool,
     /// The recurrent state of a sequence; `None` if the backend keeps all that a prefix leaves behind
     /// in its KV blocks, as for a model with attention layers only.
@@ -323,7 +323,8 @@ pub trait Backend {
     /// an error.
     fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError>;
 
-    /// Guesses the tokens that follow some sequences, with a smaller model ([`WithDraft`]). For each
+    /// Guesses the tokens that follow some sequences, with a smaller model ([`WithDraft`]) or a head
+    /// of the model, which is called the draft model here. For each
     /// guess, `choose` gets the index of the task and a row of the draft model's logits, which it may
     /// overwrite, and returns a token. With `None`, nothing more is guessed for this task.
     ///
@@ -331,8 +332,8 @@ pub trait Backend {
     /// have, at most `budget` of all tasks together. If a sequence has more, nothing is guessed for
     /// it, and a later call continues.
     ///
-    /// It is called before a step, and writes nothing that [`Backend::step`] reads: guesses are not
-    /// subject to batch invariance, because the model verifies them.
+    /// It is called before a step, and writes nothing from which [`Backend::step`] computes: guesses
+    /// are not subject to batch invariance, because the model verifies them.
     ///
     /// [`WithDraft`]: crate::WithDraft
     ///

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use stolon_kvcache::BlockId;
 
+use crate::{BackendError, BackendSpec};
+
 /// A sequence whose next tokens are to be guessed.
 #[derive(Clone, Debug)]
 pub struct DraftTask {
@@ -37,4 +39,24 @@ pub struct DraftOutput {
     pub passes: usize,
     /// Duration of these passes together.
     pub later: Duration,
+}
+
+/// Checks that each task has tokens, and existing blocks for them.
+///
+/// # Errors
+/// [`BackendError::MalformedBatch`].
+pub fn check_drafts(tasks: &[DraftTask], spec: &BackendSpec) -> Result<(), BackendError> {
+    for (index, DraftTask { tokens, block_table, .. }) in tasks.iter().enumerate() {
+        let covered = block_table.len() * spec.block_size;
+        let is_known = |block: &BlockId| (block.0 as usize) < spec.block_count;
+        if tokens.is_empty() || covered < tokens.len() || !block_table.iter().all(is_known) {
+            let len = tokens.len();
+            return Err(BackendError::MalformedBatch(format!(
+                "draft task {index}: expected at least one token and blocks below {} for them, \
+                 got {len} tokens and the blocks {block_table:?}",
+                spec.block_count
+            )));
+        }
+    }
+    Ok(())
 }

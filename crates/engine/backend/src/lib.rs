@@ -44,7 +44,7 @@ pub use batch::{
     StateCheckpoint, StateSpec, StepBatch, StepOutput,
 };
 pub use check::{BatchChecker, check_read, check_write};
-pub use draft::{DraftOutput, DraftTask};
+pub use draft::{DraftOutput, DraftTask, check_drafts};
 pub use image::{ImageEmbeddings, ImageInput, SliceImage, rotary_len};
 pub use pooling::{Pooler, Pooling};
 pub use regions::{RegionBins, RegionLogits, RegionToken};

@@ -26,8 +26,8 @@ use stolon_kvcache::BlockId;
 
 use crate::{
     AdapterLoader, Backend, BackendError, BackendSpec, DraftOutput, DraftTask, ImageEmbeddings,
-    ImageInput, KvFormat, LogitRows, SequenceSlice, StateSpec, StepBatch, StepOutput, check_read,
-    check_write,
+    ImageInput, KvFormat, LogitRows, SequenceSlice, StateSpec, StepBatch, StepOutput, check_drafts,
+    check_read, check_write,
 };
 
 #[cfg(test)]
@@ -234,18 +234,7 @@ impl Backend for WithDraft {
         budget: usize,
         choose: &mut dyn FnMut(usize, &mut [f32]) -> Option<u32>,
     ) -> Result<DraftOutput, BackendError> {
-        for (index, DraftTask { tokens, block_table, .. }) in tasks.iter().enumerate() {
-            let covered = block_table.len() * self.spec.block_size;
-            let is_known = |block: &BlockId| (block.0 as usize) < self.spec.block_count;
-            if tokens.is_empty() || covered < tokens.len() || !block_table.iter().all(is_known) {
-                let len = tokens.len();
-                return Err(BackendError::MalformedBatch(format!(
-                    "draft task {index}: expected at least one token and blocks below {} for them, \
-                     got {len} tokens and the blocks {block_table:?}",
-                    self.spec.block_count
-                )));
-            }
-        }
+        check_drafts(tasks, &self.spec)?;
         let mut output = DraftOutput::default();
         output.tokens.resize(tasks.len(), Vec::new());
         let (mut active, mut rows) = self.first_pass(tasks, budget, &mut output)?;

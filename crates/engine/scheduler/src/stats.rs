@@ -62,7 +62,7 @@ pub struct EngineStats {
     pub drafted_tokens: u64,
     /// Proposed tokens that were accepted, because they were the tokens of the answer.
     pub accepted_tokens: u64,
-    /// Those of `drafts` that a draft model has made.
+    /// Those of `drafts` that a draft model, or the model's own head, has made.
     pub model_drafts: u64,
     /// Those of `drafted_tokens` that a draft model has guessed.
     pub model_drafted_tokens: u64,

@@ -22,13 +22,13 @@ use crate::hub::{self, Remote};
 use crate::kv::{KvType, WindowKv};
 use crate::load::{
     EmbeddingConfig, GenerationDefaults, LoadOptions, class, directory, embedding,
-    encoder as encoder_files, file_name, gguf, head, token_scores,
+    encoder as encoder_files, file_name, gguf, head, mtp, token_scores,
 };
 use crate::mmap::Bytes;
 use crate::source::ModelSource;
 use crate::weight_type::WeightType;
 use crate::weights::Weights;
-pub use memory::MemoryNeeded;
+pub use memory::{MemoryNeeded, MtpMemory};
 pub use outline::Outline;
 
 /// Maximum number of reasons in [`Inspection::refusals`].
@@ -69,6 +69,9 @@ pub struct Inspection {
     pub embedding: Option<EmbeddingConfig>,
     /// The labels of a model that computes scores; `None` for other models.
     pub scores: Option<ScoreConfig>,
+    /// The memory that the model's own head for multi-token prediction needs in addition, if it is
+    /// used ([`LoadOptions::mtp`]); `None` if the model has none, or one that is not supported.
+    pub mtp: Option<MtpMemory>,
 }
 
 /// A file with weights.
@@ -115,6 +118,14 @@ pub struct InspectOptions {
 /// [`ModelError`] if the model cannot be described, because it does not exist, its files cannot be
 /// read, or it has no files.
 pub fn inspect(source: &ModelSource, options: &InspectOptions) -> Result<Inspection, ModelError> {
+    let mut inspection = describe(source, options)?;
+    if options.load.mtp && inspection.mtp.is_none() {
+        inspection.refuse(mtp::no_head(&inspection.id));
+    }
+    Ok(inspection)
+}
+
+fn describe(source: &ModelSource, options: &InspectOptions) -> Result<Inspection, ModelError> {
     match source {
         ModelSource::Directory(path) => in_directory(path, file_name(path), options),
         ModelSource::Gguf(path) => gguf_file(path, file_name(path), options),
@@ -254,14 +265,17 @@ fn of_directory(
     let mut has_no_output = inspection.embedding.is_some();
     let prepared = weights.and_then(|mut weights| {
         if let Some(config) = &mut config {
+            let mtp = MtpMemory::of(&config.decoder, &weights, options);
             directory::prepare(&mut weights, config)?;
             let file = path.display().to_string();
             let scores = class::scores(&file, &json, &weights, config.decoder.hidden_size)?;
             has_no_output = inspection.embedding.is_some() || scores.is_some();
+            let is_classifier = scores.is_some();
             if let Some(scores) = scores {
                 inspection.set_scores(scores.config);
             }
-            head::tie_missing(config, &mut weights, has_no_output);
+            let generates = head::tie_missing(config, &mut weights, has_no_output);
+            inspection.mtp = mtp.filter(|_| generates && !is_classifier);
             inspection.notes.extend(head::untie_different(config, &weights));
         }
         Ok(weights)
@@ -279,6 +293,13 @@ fn of_directory(
                     inspection.refuse(error);
                 }
                 inspection.add_images((directory, &json), &config.decoder, &weights, options);
+                // The weights of a model on the hub may not be here.
+                if options.load.mtp
+                    && directory::has_weights(directory)
+                    && let Err(error) = mtp::load(directory, config)
+                {
+                    inspection.refuse(error);
+                }
             }
         }
         Err(error) => inspection.refuse(error),
@@ -312,6 +333,7 @@ impl Inspection {
             eos_token_ids: Vec::new(),
             embedding: None,
             scores: None,
+            mtp: None,
         }
     }
 

@@ -107,6 +107,13 @@ impl KvShape {
         }
     }
 
+    /// The shape of the KV store of a head for multi-token prediction whose layer has this shape. It
+    /// keeps the hidden state of each position in addition, as the input of a convolution.
+    #[must_use]
+    pub fn of_mtp_head(self) -> Self {
+        Self { convolution_layers: 1, ..self }
+    }
+
     /// Size in bytes of one block in all layers except the windowed ones.
     #[must_use]
     pub fn block_bytes(&self) -> usize {

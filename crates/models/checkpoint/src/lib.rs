@@ -48,8 +48,9 @@ pub use inspect::{InspectOptions, Inspection, inspect};
 pub use kv::{KvBudget, KvType, WindowKv};
 pub use load::{
     AnyModel, EmbeddingConfig, EmbeddingSizes, EncoderTask, GenerationDefaults, ImageModel,
-    LoadOptions, LoadedEncoder, LoadedModel, LoadedScores, PairForm, PromptParts, ReasoningTokens,
-    ScoreTokens, SkillPrompts, SuppressedTokens, TextPrompts, load, load_any, read_gguf_tokenizer,
+    LoadOptions, LoadedEncoder, LoadedModel, LoadedScores, MtpHead, PairForm, PromptParts,
+    ReasoningTokens, ScoreTokens, SkillPrompts, SuppressedTokens, TextPrompts, load, load_any,
+    read_gguf_tokenizer,
 };
 pub use random::random_model;
 pub use source::ModelSource;

@@ -14,6 +14,7 @@ pub(crate) mod head;
 pub(crate) mod images;
 pub(crate) mod mmproj;
 pub(crate) mod model;
+pub(crate) mod mtp;
 pub(crate) mod skills;
 pub(crate) mod suppressed;
 pub(crate) mod token_scores;
@@ -23,6 +24,7 @@ pub use encoder::{EncoderTask, LoadedEncoder, TextPrompts};
 pub use gguf::read_gguf_tokenizer;
 pub use images::ImageModel;
 pub use model::{GenerationDefaults, LoadedModel, LoadedScores, PairForm};
+pub use mtp::MtpHead;
 pub use skills::{PromptParts, ReasoningTokens, SkillPrompts};
 pub use suppressed::SuppressedTokens;
 pub use token_scores::ScoreTokens;
@@ -50,6 +52,9 @@ pub struct LoadOptions {
     /// Maximum number of positions that will be used, if it is less than the model's maximum.
     /// LongRoPE has different factors for short contexts.
     pub max_positions: Option<usize>,
+    /// Whether the model's own head for multi-token prediction is loaded, too. A model without one
+    /// is then refused.
+    pub mtp: bool,
 }
 
 /// The name of [`LoadOptions::generation`] in errors.
@@ -100,6 +105,9 @@ pub fn load_any(source: &ModelSource, options: &LoadOptions) -> Result<AnyModel,
                     got: "a file".to_owned(),
                 });
             }
+            if options.mtp {
+                return Err(mtp::no_head(&encoder.id));
+            }
             let most = options.max_positions.unwrap_or(usize::MAX);
             encoder.config.max_positions = encoder.config.max_positions.min(most).max(1);
             return Ok(AnyModel::Encoder(encoder));
@@ -107,6 +115,9 @@ pub fn load_any(source: &ModelSource, options: &LoadOptions) -> Result<AnyModel,
     };
     for note in model.config.limit_context(options.max_positions) {
         tracing::info!("{note}");
+    }
+    if options.mtp && model.mtp.is_none() {
+        return Err(mtp::no_head(&model.id));
     }
     if let Some(path) = &options.mmproj {
         mmproj::add(&mut model, path)?;
@@ -127,13 +138,13 @@ fn read(source: &ModelSource, options: &LoadOptions) -> Result<AnyModel, ModelEr
         model.map(|model| AnyModel::Decoder(Box::new(model)))
     };
     match source {
-        ModelSource::Directory(path) => from_directory(path, file_name(path)),
+        ModelSource::Directory(path) => from_directory(path, file_name(path), options),
         ModelSource::Gguf(path) => gguf::load(path, file_name(path)),
         #[cfg(feature = "hub")]
         ModelSource::Hub { id, revision, file } => {
             let path = hub::fetch(id, revision, file.as_deref(), &options.hub)?;
             match path.is_dir() {
-                true => from_directory(&path, id.clone()),
+                true => from_directory(&path, id.clone(), options),
                 false => gguf::load(&path, id.clone()),
             }
         }
@@ -151,7 +162,11 @@ fn read(source: &ModelSource, options: &LoadOptions) -> Result<AnyModel, ModelEr
 }
 
 /// Loads the model in `directory` with the name `id`, from its GGUF file or its safetensors files.
-fn from_directory(directory: &Path, id: String) -> Result<AnyModel, ModelError> {
+fn from_directory(
+    directory: &Path,
+    id: String,
+    options: &LoadOptions,
+) -> Result<AnyModel, ModelError> {
     let io = |error| ModelError::Io { path: directory.to_owned(), error };
     if !std::fs::metadata(directory).map_err(io)?.is_dir() {
         return Err(io(std::io::Error::other("expected a directory")));
@@ -165,7 +180,7 @@ fn from_directory(directory: &Path, id: String) -> Result<AnyModel, ModelError> 
         let encoder = encoder::load(directory, id, config, family)?;
         return Ok(AnyModel::Encoder(Box::new(encoder)));
     }
-    Ok(AnyModel::Decoder(Box::new(directory::load(directory, id)?)))
+    Ok(AnyModel::Decoder(Box::new(directory::load(directory, id, options.mtp)?)))
 }
 
 /// The last component of a path, which is used as the model's name.

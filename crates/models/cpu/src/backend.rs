@@ -11,15 +11,17 @@ use std::time::Duration;
 
 use stolon_backend::kv_probe;
 use stolon_backend::{
-    AdapterLoader, Backend, BackendError, BackendSpec, BatchChecker, ImageEmbeddings, ImageInput,
-    KvFormat, RegionBins, StateSpec, StepBatch, StepOutput, check_read, check_write,
+    AdapterLoader, Backend, BackendError, BackendSpec, BatchChecker, DraftOutput, DraftTask,
+    ImageEmbeddings, ImageInput, KvFormat, RegionBins, StateSpec, StepBatch, StepOutput,
+    check_drafts, check_read, check_write,
 };
-use stolon_checkpoint::WeightType;
 use stolon_checkpoint::adapter::LoraLoader;
-use stolon_checkpoint::config::{DecoderConfig, VisionConfig};
+use stolon_checkpoint::config::{DecoderConfig, DecoderWeights, VisionConfig};
 use stolon_checkpoint::error::ModelError;
 use stolon_checkpoint::kv::{KvBudget, KvLayer, KvShape, KvType, check_block_size};
+use stolon_checkpoint::memory::packed_bytes;
 use stolon_checkpoint::weights::Weights;
+use stolon_checkpoint::{MtpHead as LoadedHead, WeightType};
 use stolon_kernels::{KvLayout, Path};
 use stolon_kvcache::BlockId;
 
@@ -27,6 +29,7 @@ use crate::decoder::linear::Loader;
 use crate::decoder::{Decoder, Regions, StageTimes, StepState};
 use crate::kv_store::KvStore;
 use crate::memory;
+use crate::mtp::MtpHead;
 use crate::state_store::{StateStore, recurrent_bytes};
 use crate::vision::Encoder;
 use crate::workers::Workers;
@@ -42,6 +45,8 @@ pub struct CpuBackend {
     /// The image encoder; `None` if the model reads text only.
     encoder: Option<Encoder>,
     kv: KvStore,
+    /// The model's own head, which guesses tokens; `None` if it is not used.
+    mtp: Option<MtpHead>,
     states: StateStore,
     /// Shared with the backend of a draft model: only one of the two computes at a time.
     workers: Arc<Workers>,
@@ -77,8 +82,24 @@ impl CpuBackend {
         weights: Weights,
         options: CpuOptions,
     ) -> Result<Self, ModelError> {
+        Self::with_mtp(config, encoder, weights, None, options)
+    }
+
+    /// The same as [`with_encoder`](Self::with_encoder), with the model's own head for multi-token
+    /// prediction, if there is one. The head guesses tokens ([`Backend::draft`]), and its part of the
+    /// KV blocks is included in the budget.
+    ///
+    /// # Errors
+    /// The errors of [`with_encoder`](Self::with_encoder), also for the head.
+    pub fn with_mtp(
+        config: DecoderConfig,
+        encoder: Option<VisionConfig>,
+        weights: Weights,
+        mtp: Option<LoadedHead>,
+        options: CpuOptions,
+    ) -> Result<Self, ModelError> {
         let workers = Arc::new(options.workers(options.thread_count()?));
-        Self::with_workers(config, encoder, weights, options, workers)
+        Self::with_workers((config, encoder, mtp), weights, options, workers)
     }
 
     /// The backend of a model that guesses tokens for this one
@@ -99,7 +120,7 @@ impl CpuBackend {
             other_block_bytes: 0,
             ..options
         };
-        Self::with_workers(config, None, weights, options, Arc::clone(&self.workers))
+        Self::with_workers((config, None, None), weights, options, Arc::clone(&self.workers))
     }
 
     /// Number of bytes of a KV block of this model.
@@ -116,8 +137,7 @@ impl CpuBackend {
     }
 
     fn with_workers(
-        config: DecoderConfig,
-        encoder: Option<VisionConfig>,
+        (config, encoder, mtp): (DecoderConfig, Option<VisionConfig>, Option<LoadedHead>),
         weights: Weights,
         options: CpuOptions,
         workers: Arc<Workers>,
@@ -136,8 +156,14 @@ impl CpuBackend {
         let rings = options.rings(encoder.as_ref());
         let slot_bytes = recurrent_bytes(&config) + shape.ring_bytes(rings.slice_tokens);
         let state_bytes = (slot_bytes as u64).saturating_mul(rings.slots as u64);
-        let (block_bytes, kv_budget) = (options.block_bytes(&shape), options.kv_budget);
-        let needed = memory::Needed { block_bytes, kv_budget, state_bytes };
+        let mtp_shape =
+            mtp.as_ref().map(|head| options.shape(&head.config, kv_type, path).of_mtp_head());
+        let mtp_block_bytes = mtp_shape.as_ref().map_or(0, KvShape::block_bytes);
+        let block_bytes = options.block_bytes(&shape).saturating_add(mtp_block_bytes);
+        let mtp_bytes = mtp.as_ref().map_or(0, |head| packed_head(head, options.weight_type));
+        let kv_budget = options.kv_budget;
+        let other_bytes = state_bytes.saturating_add(mtp_bytes);
+        let needed = memory::Needed { block_bytes, kv_budget, state_bytes: other_bytes };
         let all =
             config.tensors().into_iter().chain(encoder.iter().flat_map(VisionConfig::tensors));
         let (map_tables, _) =
@@ -155,19 +181,33 @@ impl CpuBackend {
         let weight_type = options.weight_type;
         let loader = Loader { weights, weight_type, map_tables, path, workers: &workers };
         let (encoder, bins, mut decoder) = load_parts(config, encoder, loader)?;
-        let block_count = options.budget(state_bytes).block_count(block_bytes)?;
+        // The default budget is what is free after the weights were packed.
+        let block_count = options.budget(other_bytes).block_count(block_bytes)?;
+        let mtp = mtp.zip(mtp_shape).map(|(LoadedHead { config, weights }, shape)| {
+            let loader = Loader { weights, weight_type, map_tables, path, workers: &workers };
+            MtpHead::load(config, &mut decoder, (shape, block_count), loader)
+        });
+        let mut mtp = mtp.transpose()?;
         let mut kv = KvStore::new(shape.clone(), block_count)?.with_rings(rings)?;
         let mut states = StateStore::new(decoder.config(), options.state_slots)?;
         let spec = spec_of(decoder.config(), &shape, block_count, state);
         let image_width = encoder.as_ref().map(Encoder::image_width);
         let spec = BackendSpec { regions: bins, image_width, ..spec };
+        let spec = with_mtp_blocks(spec, mtp_block_bytes);
         if let Some(format) = &mut kv_format {
             let probe = kv_probe::step(&spec);
             let step = StepState { kv: &mut kv, states: &mut states };
             decoder.forward(&probe, step, &workers);
             let blocks = &probe.sequences[0].block_table;
-            let mut bytes = vec![0; blocks.len() * spec.block_bytes];
+            let mut bytes = vec![0; blocks.len() * shape.block_bytes()];
             kv.read_blocks(blocks, &mut bytes, &workers);
+            if let Some(head) = &mut mtp {
+                head.extend(&probe, decoder.row_states(), &workers);
+                let first = bytes.len();
+                bytes.resize(first + blocks.len() * mtp_block_bytes, 0);
+                head.kv().read_blocks(blocks, &mut bytes[first..], &workers);
+                format.description += ", with its MTP head";
+            }
             bytes.extend_from_slice(if state.is_some() { states.slot_bytes(0) } else { &[] });
             bytes.extend(kv.window_bytes_at(0, probe.tokens.len()));
             kv_probe::add_to(format, &bytes);
@@ -181,6 +221,7 @@ impl CpuBackend {
             decoder,
             encoder,
             kv,
+            mtp,
             states,
             workers,
             path,
@@ -245,7 +286,8 @@ impl CpuBackend {
     /// Size of the packed weights in bytes.
     #[must_use]
     pub fn weight_bytes(&self) -> usize {
-        self.decoder.weight_bytes() + self.encoder.as_ref().map_or(0, Encoder::weight_bytes)
+        let mtp = self.mtp.as_ref().map_or(0, MtpHead::weight_bytes);
+        self.decoder.weight_bytes() + mtp + self.encoder.as_ref().map_or(0, Encoder::weight_bytes)
     }
 }
 
@@ -272,7 +314,23 @@ impl Backend for CpuBackend {
         let step = StepState { kv: &mut self.kv, states: &mut self.states };
         let output = self.decoder.forward(batch, step, &self.workers);
         self.decoder.release_adapters();
+        if let Some(head) = &mut self.mtp {
+            head.extend(batch, self.decoder.row_states(), &self.workers);
+        }
         Ok(output)
+    }
+
+    fn draft(
+        &mut self,
+        tasks: &[DraftTask],
+        budget: usize,
+        choose: &mut dyn FnMut(usize, &mut [f32]) -> Option<u32>,
+    ) -> Result<DraftOutput, BackendError> {
+        let Some(head) = &mut self.mtp else {
+            return Err(BackendError::Unsupported("draft models"));
+        };
+        check_drafts(tasks, &self.spec)?;
+        Ok(head.guess(tasks, budget, choose, &self.workers))
     }
 
     fn encode(
@@ -301,13 +359,30 @@ impl Backend for CpuBackend {
 
     fn read_blocks(&mut self, blocks: &[BlockId], to: &mut [u8]) -> Result<(), BackendError> {
         check_read(&self.spec, blocks, to.len())?;
-        self.kv.read_blocks(blocks, to, &self.workers);
+        let Some(head) = &self.mtp else {
+            self.kv.read_blocks(blocks, to, &self.workers);
+            return Ok(());
+        };
+        let own_bytes = self.kv.shape().block_bytes();
+        for (block, to) in blocks.chunks(1).zip(to.chunks_exact_mut(self.spec.block_bytes)) {
+            let (own, rest) = to.split_at_mut(own_bytes);
+            self.kv.read_blocks(block, own, &self.workers);
+            head.kv().read_blocks(block, rest, &self.workers);
+        }
         Ok(())
     }
 
     fn write_blocks(&mut self, blocks: &[BlockId], from: &[&[u8]]) -> Result<(), BackendError> {
         check_write(&self.spec, blocks, from)?;
-        self.kv.write_blocks(blocks, from, &self.workers);
+        let Some(head) = &mut self.mtp else {
+            self.kv.write_blocks(blocks, from, &self.workers);
+            return Ok(());
+        };
+        let own_bytes = self.kv.shape().block_bytes();
+        let (own, rest): (Vec<_>, Vec<_>) =
+            from.iter().map(|bytes| bytes.split_at(own_bytes)).unzip();
+        self.kv.write_blocks(blocks, &own, &self.workers);
+        head.kv_mut().write_blocks(blocks, &rest, &self.workers);
         Ok(())
     }
 }
@@ -386,6 +461,27 @@ fn spec_of(
         state: state.map(|state| checkpointed(state, shape)),
         ..BackendSpec::default()
     }
+}
+
+/// The specification with `mtp_block_bytes` more bytes per block, if there is a head for multi-token
+/// prediction. A checkpoint takes as many blocks as it does without.
+fn with_mtp_blocks(spec: BackendSpec, mtp_block_bytes: usize) -> BackendSpec {
+    if mtp_block_bytes == 0 {
+        return spec;
+    }
+    let block_bytes = spec.block_bytes + mtp_block_bytes;
+    let bytes = spec.checkpoint_blocks() * block_bytes;
+    let state = spec.state.map(|state| StateSpec { bytes, ..state });
+    BackendSpec { block_bytes, state, draft_model: true, ..spec }
+}
+
+/// Size in bytes of the packed weights of a head, without those that are the model's.
+fn packed_head(head: &LoadedHead, weight_type: WeightType) -> u64 {
+    let DecoderWeights { embedding, head: output, .. } = head.config.weights();
+    let shared = [Some(embedding), output];
+    let own = head.config.tensors().into_iter().chain(head.config.mtp_weights().tensors());
+    let own = own.filter(|spec| !shared.iter().flatten().any(|other| other.name == spec.name));
+    packed_bytes(own, &head.weights, weight_type)
 }
 
 /// Minimum number of positions whose blocks are stored together in other tiers.

@@ -10,6 +10,7 @@
 //! once per step.
 
 use std::cmp::Ordering;
+use std::sync::Arc;
 
 use stolon_backend::{StepBatch, StepOutput};
 use stolon_checkpoint::adapter::Site;
@@ -34,6 +35,7 @@ pub(crate) mod linear;
 mod mamba2;
 mod mixer;
 mod mlp;
+mod mtp_input;
 mod pass;
 mod passes;
 mod per_layer;
@@ -51,6 +53,7 @@ use adapters::{AdapterRows, RowUpdates};
 use embed::TokenMatrices;
 use layer::Layer;
 use linear::Loader;
+use mtp_input::MtpInput;
 use pass::{Inputs, Kept, Pass};
 use passes::{Norm, NormVectors};
 use per_layer::PerLayerEmbedding;
@@ -60,6 +63,7 @@ use rope::RopeTable;
 use sequences::Sequences;
 
 pub(crate) use pass::StepState;
+pub(crate) use plan::slot_of;
 pub use profile::{Stage, StageTimes};
 pub(crate) use regions::Regions;
 
@@ -69,7 +73,8 @@ pub(crate) use regions::Regions;
 pub(crate) struct Decoder {
     config: DecoderConfig,
     path: Path,
-    tokens: TokenMatrices,
+    /// Shared with the head for multi-token prediction.
+    tokens: Arc<TokenMatrices>,
     /// The bias of the output matrix, `[vocab_size]`.
     head_bias: Option<Vec<f32>>,
     /// The per-layer embeddings, if the model has any.
@@ -78,6 +83,12 @@ pub(crate) struct Decoder {
     /// Index of the last layer that keeps something of its positions. See
     /// [`DecoderConfig::last_keeping_layer`].
     last_keeping: usize,
+    /// The normalized hidden states of all rows of the last step, `[rows, hidden_size]`, for the
+    /// head for multi-token prediction; `None` if the model is used without one.
+    row_states: Option<Vec<f32>>,
+    /// What replaces the embedding of a token as the input, if this is the head for multi-token
+    /// prediction of another decoder.
+    mtp_input: Option<MtpInput>,
     /// The norm before the output matrix.
     final_norm: NormVectors,
     /// One table per entry of `config.ropes`, in the same order.
@@ -97,9 +108,38 @@ impl Decoder {
     /// # Errors
     /// [`ModelError`] with the name of a tensor that is missing or has the wrong shape or type.
     pub(crate) fn load(config: DecoderConfig, mut loader: Loader<'_>) -> Result<Self, ModelError> {
-        let DecoderWeights { embedding, per_layer, layers, final_norm, head, head_bias } =
-            config.weights();
+        let DecoderWeights { embedding, head, .. } = config.weights();
         let tokens = TokenMatrices::load(&embedding, head.as_ref(), &mut loader)?;
+        Self::load_with(config, Arc::new(tokens), loader)
+    }
+
+    /// Packs the head for multi-token prediction of this decoder, as a decoder that shares its
+    /// embedding and its output matrix. From now on, this decoder keeps the hidden states of all
+    /// rows of a step ([`Self::row_states`]).
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub(crate) fn load_mtp_head(
+        &mut self,
+        config: DecoderConfig,
+        mut loader: Loader<'_>,
+    ) -> Result<Self, ModelError> {
+        let input = MtpInput::load(&config.mtp_weights(), &mut loader)?;
+        let head = Self::load_with(config, Arc::clone(&self.tokens), loader)?;
+        // No row is dropped before the last layer.
+        self.last_keeping = self.layers.len();
+        self.row_states = Some(Vec::new());
+        Ok(Self { mtp_input: Some(input), ..head })
+    }
+
+    /// Packs all weights but the embedding and the output matrix.
+    fn load_with(
+        config: DecoderConfig,
+        tokens: Arc<TokenMatrices>,
+        mut loader: Loader<'_>,
+    ) -> Result<Self, ModelError> {
+        let DecoderWeights { embedding: _, per_layer, layers, final_norm, head: _, head_bias } =
+            config.weights();
         let per_layer = per_layer.map(|spec| PerLayerEmbedding::load(&spec, &mut loader));
         let per_layer = per_layer.transpose()?;
         let head_bias = loader.optional_vector(head_bias.as_ref())?;
@@ -124,6 +164,8 @@ impl Decoder {
             tokens,
             head_bias,
             per_layer,
+            row_states: None,
+            mtp_input: None,
             layers,
             final_norm,
             ropes,
@@ -150,10 +192,19 @@ impl Decoder {
         self.profile.times()
     }
 
-    /// Size in bytes of all packed matrices.
+    /// The normalized hidden states of all rows of the last step, `[rows, hidden_size]`; empty
+    /// without a head for multi-token prediction.
+    pub(crate) fn row_states(&self) -> &[f32] {
+        self.row_states.as_deref().unwrap_or_default()
+    }
+
+    /// Size in bytes of all packed matrices, without those of another decoder.
     pub(crate) fn weight_bytes(&self) -> usize {
-        let regions = self.regions.as_ref().map_or(0, Regions::bytes);
         let layers = self.layers.iter().map(Layer::bytes).sum::<usize>();
+        if let Some(input) = &self.mtp_input {
+            return input.bytes() + layers;
+        }
+        let regions = self.regions.as_ref().map_or(0, Regions::bytes);
         let per_layer = self.per_layer.as_ref().map_or(0, PerLayerEmbedding::bytes);
         self.tokens.bytes() + per_layer + layers + regions
     }
@@ -197,6 +248,7 @@ impl Decoder {
 
         self.embed(batch, workers);
         self.embed_regions(batch, workers);
+        self.join_states(rows, workers);
         if let Some(per_layer) = &self.per_layer {
             let model = (&self.config, self.path);
             per_layer.fill(&batch.tokens, model, &mut self.activations, workers);
@@ -229,12 +281,22 @@ impl Decoder {
             }
             self.mix(index, rows, step.kv, &sequences, workers);
             self.feed_forward(index, rows, workers);
-            if self.plan.has_all() {
+            if self.plan.has_all() && self.mtp_input.is_none() {
                 self.add_deepstack(index, batch);
             }
             self.finish_layer(index, rows, workers);
             self.norm_for(index + 1, rows, workers);
             self.profile.mark(Stage::Residual);
+        }
+        if let Some(states) = &mut self.row_states {
+            let x = &self.activations.x[..rows * self.config.hidden_size];
+            states.resize(x.len(), 0.0);
+            Norm::of(&self.config, Some(&self.final_norm), self.path).rows(x, states, workers);
+            self.keep_output_rows(workers);
+            rows = self.plan.len();
+            if rows == 0 {
+                return StepOutput::default();
+            }
         }
         let hidden = self.take_hidden(workers);
         let rows = rows - hidden.len() / self.config.hidden_size;
@@ -279,9 +341,20 @@ impl Decoder {
     ) {
         let Self { config, path, layers, ropes, plan, adapters, profile, .. } = self;
         let Activations { normed, mixed, mixers: buffers, .. } = &mut self.activations;
-        let (path, layer) = (*path, &layers[index]);
-        let mut pass =
-            Pass { index, config, path, plan, ropes, normed, mixed, adapters, profile, workers };
+        let (path, layer, first) = (*path, &layers[index], self.mtp_input.is_some().into());
+        let mut pass = Pass {
+            index,
+            config,
+            path,
+            plan,
+            ropes,
+            normed,
+            mixed,
+            adapters,
+            profile,
+            workers,
+            first,
+        };
         for mixer in &layer.mixers {
             mixer.project(inputs, Kept { batch, step: &mut *step }, buffers, &mut pass);
         }
@@ -300,7 +373,7 @@ impl Decoder {
         let Self { config, path, layers, ropes, plan, adapters, profile, .. } = self;
         let Activations { x, normed, mixed, projected, mixers: buffers, .. } =
             &mut self.activations;
-        let (path, layer) = (*path, &layers[index]);
+        let (path, layer, first) = (*path, &layers[index], self.mtp_input.is_some().into());
         let x = &mut x[..rows * config.hidden_size];
         for mixer in &layer.mixers {
             let mut pass = Pass {
@@ -314,6 +387,7 @@ impl Decoder {
                 adapters: &mut *adapters,
                 profile: &mut *profile,
                 workers,
+                first,
             };
             mixer.mix(rows, (kv, sequences), buffers, &mut pass);
             let residual = passes::Residual {
@@ -404,8 +478,9 @@ impl Decoder {
     }
 
     /// Keeps only the rows of the residual stream that get logits or whose hidden states are
-    /// returned. If other rows were dropped, the remaining rows are normalized and packed again for
-    /// the projections that [`Inputs::Own`] needs in the last layer that keeps positions.
+    /// returned. If other rows were dropped, the remaining rows are normalized and packed again: for
+    /// the projections that [`Inputs::Own`] needs in the last layer that keeps positions, or, after
+    /// all layers, for the output matrix.
     fn keep_output_rows(&mut self, workers: &Workers) {
         let before = self.plan.len();
         self.plan.keep_outputs();

@@ -13,6 +13,7 @@ mod head;
 mod kv_store;
 mod machine;
 mod memory;
+mod mtp;
 mod state_store;
 mod table;
 mod vision;

@@ -18,6 +18,7 @@ mod decoder {
     mod fixture;
     mod invariance;
     mod mapped;
+    mod mtp;
     mod parity;
     mod published;
     mod quantized;

@@ -66,3 +66,33 @@ pub(super) fn table_bytes(
     tensors.retain(|spec| weights.can_stay_in_file(spec, weight_type));
     packed_bytes(tensors.into_iter(), weights, weight_type)
 }
+
+/// The memory that a model's own head for multi-token prediction needs, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct MtpMemory {
+    /// Size of its weights, as they are stored.
+    pub weights: u64,
+    /// Size of its keys, values and hidden states of one position.
+    pub kv_per_token: u64,
+}
+
+impl MtpMemory {
+    /// Computes the memory of the head of a model with this configuration. `weights` are all tensors
+    /// of its files. `None` if there is no head.
+    pub(super) fn of(
+        config: &DecoderConfig,
+        weights: &Weights,
+        options: &InspectOptions,
+    ) -> Option<Self> {
+        let head = config.mtp_head()?;
+        let projection = head.mtp_weights().projection.weight.name;
+        if !weights.contains(&projection) {
+            return None;
+        }
+        let own = weights.list().filter(|(name, ..)| name.starts_with("mtp."));
+        let kv_type = options.kv_type.unwrap_or_else(|| KvType::of_weights(config.dtype));
+        let shape = KvShape::of(&head, 1, kv_type, |_| KvLayout::Rows).of_mtp_head();
+        let weights = own.map(|(.., bytes)| bytes).sum();
+        Some(Self { weights, kv_per_token: shape.block_bytes() as u64 })
+    }
+}

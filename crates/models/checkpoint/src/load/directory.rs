@@ -9,7 +9,7 @@ use super::embedding;
 #[cfg(feature = "hub")]
 use super::encoder;
 use super::model::{GenerationDefaults, LoadedModel, LoadedScores};
-use super::{class, generation, head, images, skills, token_scores};
+use super::{class, generation, head, images, mtp, skills, token_scores};
 use crate::config::gguf::EncoderKind;
 use crate::config::{self, Architecture, Keys, ParsedConfig};
 use crate::error::ModelError;
@@ -51,8 +51,13 @@ pub(crate) const SMALL: [&str; 15] = [
     images::PROCESSOR,
 ];
 
-/// Loads the safetensors model in `directory`. `id` is the model's name.
-pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelError> {
+/// Loads the safetensors model in `directory`, and its head for multi-token prediction if `with_mtp`
+/// is true and it has one. `id` is the model's name.
+pub(super) fn load(
+    directory: &Path,
+    id: String,
+    with_mtp: bool,
+) -> Result<LoadedModel, ModelError> {
     let path = directory.join(CONFIG);
     let Some(value) = optional(read_config(directory))? else { return Err(no_config(directory)) };
     let file = path.display().to_string();
@@ -82,6 +87,10 @@ pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelErr
     let images = images::of_directory(directory, &value, &config.decoder, &weights)?;
     let skills = skills::of_config(&Keys::root(&file, &value)?, &config.decoder)?;
     let text = text(directory)?;
+    let mtp = match with_mtp && generates {
+        true => mtp::load(directory, &config)?,
+        false => None,
+    };
     let config = config.decoder;
     Ok(LoadedModel {
         id,
@@ -94,6 +103,7 @@ pub(super) fn load(directory: &Path, id: String) -> Result<LoadedModel, ModelErr
         generates,
         images,
         skills,
+        mtp,
     })
 }
 
@@ -147,10 +157,7 @@ pub(super) fn logged<T>((part, notes): (T, Vec<String>)) -> T {
 
 /// Gives the tensors of a directory the names and the form that `config` requires.
 pub(crate) fn prepare(weights: &mut Weights, config: &ParsedConfig) -> Result<(), ModelError> {
-    match &config.quantization {
-        Some(quantization) => weights.convert(quantization, &config.decoder)?,
-        None => refuse_codes(weights)?,
-    }
+    dequantize(weights, config)?;
     match config.decoder.architecture {
         Architecture::Moondream2 | Architecture::Moondream3 => {
             weights.name_moondream(&config.decoder)?;
@@ -159,6 +166,19 @@ pub(crate) fn prepare(weights: &mut Weights, config: &ParsedConfig) -> Result<()
         _ => {}
     }
     omit_prediction(weights, config.decoder.layers.len());
+    arrange(weights, config)
+}
+
+/// Gives quantized matrices the form in which they are read.
+pub(super) fn dequantize(weights: &mut Weights, config: &ParsedConfig) -> Result<(), ModelError> {
+    match &config.quantization {
+        Some(quantization) => weights.convert(quantization, &config.decoder),
+        None => refuse_codes(weights),
+    }
+}
+
+/// Divides tensors that contain several of the decoder's, and orders their rows.
+pub(super) fn arrange(weights: &mut Weights, config: &ParsedConfig) -> Result<(), ModelError> {
     let adjacent = config.decoder.architecture.description().rotation.adjacent;
     weights.arrange(&config.decoder, adjacent)
 }
@@ -190,7 +210,7 @@ fn omit_prediction(weights: &mut Weights, layers: usize) {
     let names: Vec<String> =
         weights.names().filter(|name| is_other(name)).map(str::to_owned).collect();
     if !names.is_empty() {
-        tracing::info!("{} tensors of multi-token prediction are not used", names.len());
+        tracing::debug!("{} tensors of multi-token prediction are not the decoder's", names.len());
     }
     names.iter().for_each(|name| weights.remove(name));
 }

@@ -43,6 +43,7 @@ pub(super) fn load(path: &Path, id: String) -> Result<AnyModel, ModelError> {
         generates: true,
         images: None,
         skills: None,
+        mtp: None,
     })))
 }
 

@@ -5,6 +5,7 @@ use stolon_text::TextSource;
 
 use super::embedding::EmbeddingConfig;
 use super::images::ImageModel;
+use super::mtp::MtpHead;
 use super::skills::SkillPrompts;
 use super::suppressed::SuppressedTokens;
 use crate::config::DecoderConfig;
@@ -36,6 +37,9 @@ pub struct LoadedModel {
     pub images: Option<ImageModel>,
     /// The prompts of the model's skills; `None` if it has none.
     pub skills: Option<SkillPrompts>,
+    /// The model's own head for multi-token prediction, if
+    /// [`LoadOptions::mtp`](super::LoadOptions::mtp) asks for it.
+    pub mtp: Option<MtpHead>,
 }
 
 /// How two texts become one prompt.

@@ -42,6 +42,9 @@ pub(super) struct Pass<'a> {
     pub(super) adapters: &'a mut AdapterRows,
     pub(super) profile: &'a mut Profile,
     pub(super) workers: &'a Workers,
+    /// The first position that attention reads: 0, or 1 in a head for multi-token prediction, whose
+    /// position 0 has no token before it.
+    pub(super) first: usize,
 }
 
 impl<'a> Pass<'a> {

@@ -367,6 +367,28 @@ pub(super) struct LayerAttention<'a> {
 }
 
 impl LayerAttention<'_> {
+    /// The same as [`Self::run`] for sequences with one row each, at a position from `first` on,
+    /// that do not attend to the positions before `first`.
+    pub(super) fn run_from(
+        &self,
+        first: usize,
+        q: &[f32],
+        sequences: &[AttentionSequence<'_>],
+        out: &mut [f32],
+        workers: &Workers,
+    ) {
+        let width = self.heads * self.head_dim;
+        let rows = q.chunks_exact(width).zip(out.chunks_exact_mut(width));
+        for (sequence, (q, out)) in sequences.iter().zip(rows) {
+            let AttentionSequence { start, count, .. } = *sequence;
+            assert!(count == 1 && start >= first, "{count} rows at {start}, expected one");
+            let seen = start + 1 - first;
+            let sliding_window = Some(self.sliding_window.map_or(seen, |window| window.min(seen)));
+            let own = Self { sliding_window, ..*self };
+            own.run(q, std::slice::from_ref(sequence), out, workers);
+        }
+    }
+
     /// Computes attention of the queries `q` into `out`. Both are `[rows, heads, head_dim]`.
     pub(super) fn run(
         &self,

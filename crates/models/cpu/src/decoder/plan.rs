@@ -185,7 +185,7 @@ fn slot(slice: &SequenceSlice, position: usize, block_size: usize) -> Option<usi
 }
 
 /// Slot of a position in the KV store, for a sequence with this block table.
-pub(super) fn slot_of(block_table: &[BlockId], position: usize, block_size: usize) -> usize {
+pub(crate) fn slot_of(block_table: &[BlockId], position: usize, block_size: usize) -> usize {
     block_table[position / block_size].0 as usize * block_size + position % block_size
 }
 

@@ -8,8 +8,8 @@ use stolon::{EngineBuilder, Speculation};
 pub struct SpeculationArgs {
     /// Whether several tokens of an answer may be computed in one forward pass
     ///
-    /// With auto, tokens are guessed from other answers, from the prompt, from grammars and by a
-    /// --draft-model, where that saves time (speculative decoding). Answers stay the same. Has no
+    /// With auto, tokens are guessed from other answers, from the prompt, from grammars, and by a
+    /// --draft-model or with --mtp, where that saves time (speculative decoding). Answers stay the same. Has no
     /// effect on GPUs.
     #[arg(long, default_value = "auto", value_name = "MODE")]
     speculation: Mode,
@@ -24,6 +24,14 @@ pub struct SpeculationArgs {
     /// between both. Models with recurrent layers cannot guess. Not on GPUs.
     #[arg(long, value_name = "MODEL")]
     draft_model: Option<String>,
+    /// Let the model's own head for multi-token prediction (MTP) guess tokens of answers
+    ///
+    /// The model verifies the guesses, so answers stay the same. Nothing is guessed where that does
+    /// not save time. The head takes a part of --kv-memory, and prompts take a little longer. The
+    /// files of Qwen3-Next, Qwen3.5 and Qwen3.6 have such a head (stolon model inspect). Not on GPUs,
+    /// and not with --draft-model.
+    #[arg(long, conflicts_with = "draft_model")]
+    mtp: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -43,7 +51,7 @@ impl SpeculationArgs {
                 Speculation { max_tokens, ..Speculation::default() }
             }
         };
-        let builder = builder.speculation(speculation);
+        let builder = builder.speculation(speculation).mtp(self.mtp);
         match &self.draft_model {
             Some(model) => builder.draft_model(model),
             None => builder,

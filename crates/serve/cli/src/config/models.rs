@@ -20,7 +20,7 @@ const MODEL: &str = "model";
 /// Clap's id of the flag for the directory of KV, in which each model has a folder.
 const KV_CACHE_DIR: &str = "kv_cache_dir";
 /// Flags that belong to one model.
-const OF_ONE_MODEL: [&str; 3] = ["lora_modules", "mmproj", "draft_model"];
+const OF_ONE_MODEL: [&str; 4] = ["lora_modules", "mmproj", "draft_model", "mtp"];
 
 /// Lets `--model` be repeated.
 pub(super) fn repeated(command: Command) -> Command {

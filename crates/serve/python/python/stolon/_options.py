@@ -66,6 +66,8 @@ class EngineOptions(TypedDict, total=False):
     max_running: int
     max_sessions: int
     mmproj: str | os.PathLike[str]
+    mtp: bool
+    """Whether the model's own head for multi-token prediction guesses tokens."""
     namespace_quota: int
     normalize: bool
     """Whether embeddings are scaled to length 1, with ``pooling``. Default: true."""

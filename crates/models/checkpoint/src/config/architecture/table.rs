@@ -90,6 +90,7 @@ const LLAMA: Description = Description {
     mamba: None,
     convolutions: false,
     delta_net: None,
+    mtp: false,
     gguf: Gguf {
         names: &["llama"],
         adjacent: true,

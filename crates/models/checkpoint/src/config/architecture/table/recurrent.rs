@@ -45,6 +45,7 @@ pub(super) const QWEN35: Description = Description {
     windows: Windows::Nowhere,
     windows_need_flag: false,
     delta_net: Some(DELTA_NET),
+    mtp: true,
     gguf: Gguf { tiled_heads: true, ..gguf(&["qwen35"]) },
     ..QWEN3
 };

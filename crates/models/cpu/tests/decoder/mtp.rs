@@ -1,0 +1,237 @@
+//! The model's own head for multi-token prediction: its logits equal those of another
+//! implementation, have the same bits wherever its keys and values come from, and leave the model's
+//! logits as they are.
+
+use std::sync::Arc;
+
+use safetensors::SafeTensors;
+use stolon_backend::{Backend, BackendError, DraftTask, LogitRows, SequenceSlice, StepBatch};
+use stolon_checkpoint::{KvBudget, KvType, LoadOptions, LoadedModel, ModelSource, load};
+use stolon_cpu::{CpuBackend, CpuOptions};
+use stolon_kvcache::BlockId;
+
+use super::fixture::{self, difference};
+use crate::suite::run;
+
+/// The fixture with a dense head.
+const NAME: &str = "mtp/qwen3_5";
+
+/// Number of guesses of the fixture.
+const GUESSES: usize = 4;
+
+fn model(name: &str, mtp: bool) -> LoadedModel {
+    let source = ModelSource::Directory(fixture::directory(name));
+    load(&source, &LoadOptions { mtp, ..LoadOptions::default() }).expect("a valid model")
+}
+
+fn backend(mtp: bool, block_size: usize, threads: usize, kv_type: KvType) -> CpuBackend {
+    backend_of(model(NAME, mtp), block_size, threads, kv_type)
+}
+
+fn backend_of(
+    model: LoadedModel,
+    block_size: usize,
+    threads: usize,
+    kv_type: KvType,
+) -> CpuBackend {
+    let LoadedModel { config, weights, mtp, .. } = model;
+    let options = CpuOptions {
+        block_size,
+        kv_budget: KvBudget::Blocks(256),
+        kv_type: Some(kv_type),
+        threads: Some(threads),
+        kv_copies: true,
+        ..CpuOptions::default()
+    };
+    CpuBackend::with_mtp(config, None, weights, mtp, options).expect("a valid model")
+}
+
+/// The tokens of the fixture, whose last one the model has sampled, and the logits of the guesses
+/// that follow.
+fn expected(name: &str) -> (Vec<u32>, Vec<Vec<f32>>) {
+    let bytes = fixture::file(name, "mtp.safetensors");
+    let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    let logits = file.tensor("logits").expect("a tensor of the script");
+    let values = logits.data().chunks_exact(4);
+    let values: Vec<f32> =
+        values.map(|bytes| f32::from_le_bytes(bytes.try_into().expect("4 bytes"))).collect();
+    let rows = values.chunks_exact(logits.shape()[1]).map(<[f32]>::to_vec).collect();
+    let tokens = file.tensor("prompt").expect("a tensor of the script").data().chunks_exact(8);
+    let token = |bytes: &[u8]| i64::from_le_bytes(bytes.try_into().expect("8 bytes")) as u32;
+    (tokens.map(token).collect(), rows)
+}
+
+/// The rows of logits from which up to `count` greedy tokens after `tokens` are guessed.
+fn guesses(
+    backend: &mut dyn Backend,
+    tokens: &[u32],
+    table: &[BlockId],
+    count: usize,
+) -> Vec<Vec<f32>> {
+    let block_table = table.to_vec();
+    let task = DraftTask { tokens: Arc::new(tokens.to_vec()), block_table, count, missing_max: 0 };
+    let mut rows = Vec::new();
+    let mut choose = |task: usize, row: &mut [f32]| {
+        assert_eq!(task, 0);
+        rows.push(row.to_vec());
+        Some(run::argmax(row))
+    };
+    let output = backend.draft(&[task], usize::MAX, &mut choose).expect("a good task");
+    let chosen: Vec<u32> = rows.iter().map(|row| run::argmax(row)).collect();
+    assert_eq!(output.tokens, [chosen]);
+    assert_eq!((output.first_tokens, output.passes + 1), (1, rows.len()));
+    rows
+}
+
+fn bits(rows: &[Vec<f32>]) -> Vec<u32> {
+    rows.iter().flatten().map(|value| value.to_bits()).collect()
+}
+
+/// Goal: the guesses have the logits that the published description of the head gives, also those
+/// that follow other guesses.
+#[test]
+fn guesses_equal_those_of_the_published_head() {
+    for name in [NAME, "mtp/qwen3_5_moe"] {
+        let (tokens, expected) = expected(name);
+        assert_eq!(expected.len(), GUESSES);
+        let mut backend = backend_of(model(name, true), 16, 1, KvType::F32);
+        let table = run::table(5, tokens.len() + GUESSES, 16);
+        run::rows(&mut backend, &tokens[..tokens.len() - 1], 0, usize::MAX / 2, &table);
+        let rows = guesses(&mut backend, &tokens, &table, GUESSES);
+        assert_eq!(rows.len(), GUESSES);
+        for (guess, (row, expected)) in rows.iter().zip(&expected).enumerate() {
+            let difference = difference(row, expected);
+            assert!(difference < 1e-3, "{name}, guess {guess}: {difference} standard deviations");
+        }
+    }
+}
+
+/// Goal: guesses have the same bits however the prompt was cut, at every block size and number of
+/// threads, after rejected proposals, and in blocks that were copied to another backend. The head
+/// changes no bit of the model's logits.
+#[test]
+fn guesses_have_the_same_bits_wherever_their_context_comes_from() {
+    let (tokens, _) = expected(NAME);
+    let len = tokens.len() - 1;
+    for kv_type in [KvType::F32, KvType::Bf16, KvType::Int8] {
+        let mut plain = backend(false, 16, 1, kv_type);
+        let whole = run::table(3, tokens.len() + GUESSES, 16);
+        let logits = run::rows(&mut plain, &tokens[..len], 0, usize::MAX / 2, &whole);
+        let mut first = None;
+        for (block_size, chunk, threads) in [(16, usize::MAX / 2, 1), (16, 3, 2), (4, 5, 1)] {
+            let mut own = backend(true, block_size, threads, kv_type);
+            let table = run::table(3, tokens.len() + GUESSES, block_size);
+            let rows = run::rows(&mut own, &tokens[..len], 0, chunk, &table);
+            assert_eq!(bits(&rows), bits(&logits), "{kv_type:?}, chunks of {chunk}");
+            let guessed = bits(&guesses(&mut own, &tokens, &table, GUESSES));
+            let expected = first.get_or_insert_with(|| guessed.clone());
+            assert_eq!(*expected, guessed, "{kv_type:?}, {block_size}, chunks of {chunk}");
+            // What guesses have written is written again.
+            let again = bits(&guesses(&mut own, &tokens, &table, GUESSES));
+            assert_eq!(*expected, again);
+
+            // The blocks of the prompt in another backend, in another order.
+            let mut other = backend(true, block_size, 1, kv_type);
+            let block_bytes = own.spec().block_bytes;
+            let mut bytes = vec![0; table.len() * block_bytes];
+            own.read_blocks(&table, &mut bytes).expect("blocks");
+            let moved: Vec<BlockId> = (0..table.len() as u32).rev().map(BlockId).collect();
+            let parts: Vec<&[u8]> = bytes.chunks(block_bytes).collect();
+            other.write_blocks(&moved, &parts).expect("blocks");
+            let guessed = bits(&guesses(&mut other, &tokens, &moved, GUESSES));
+            assert_eq!(*expected, guessed, "{kv_type:?}: copied blocks");
+            assert_eq!(own.kv_format(), other.kv_format());
+            assert_ne!(own.kv_format(), plain.kv_format());
+        }
+    }
+}
+
+/// Goal: after proposals of which some were rejected, guesses have the bits that they have after the
+/// same tokens without proposals.
+#[test]
+fn rejected_proposals_leave_nothing_behind() {
+    let (tokens, _) = expected(NAME);
+    let len = tokens.len() - 1;
+    let table = run::table(3, tokens.len() + 2 * GUESSES, 16);
+    let run_to = |proposed: &[u32]| {
+        let mut own = backend(true, 16, 1, KvType::F32);
+        run::rows(&mut own, &tokens[..len - 4], 0, 7, &table);
+        // The first four tokens are right, and the others are not.
+        let all = [&tokens[..len], proposed].concat();
+        let part = run::part(&all, len - 4, all.len(), &table);
+        let part = run::proposing(&own, table[0].0, part, all.len() - (len - 3));
+        run::step(&mut own, &[part]);
+        guesses(&mut own, &tokens, &table, GUESSES)
+    };
+    let plain = run_to(&[]);
+    assert_eq!(bits(&run_to(&[7, 8, 9])), bits(&plain));
+    assert_eq!(bits(&run_to(&[1])), bits(&plain));
+}
+
+/// Goal: several sequences are guessed for together, each with the bits that it has alone. Those
+/// without a pair, without a count or beyond the budget get nothing, and the context ends guesses.
+#[test]
+fn tasks_are_independent() {
+    let (tokens, _) = expected(NAME);
+    let mut own = backend(true, 16, 1, KvType::F32);
+    let tables = [1, 20, 40].map(|first| run::table(first, tokens.len() + GUESSES, 16));
+    let lens = [tokens.len() - 1, 9, 14];
+    let parts: Vec<_> =
+        (0..3).map(|index| run::part(&tokens, 0, lens[index], &tables[index])).collect();
+    run::step(&mut own, &parts);
+    let alone: Vec<_> = (0..3)
+        .map(|index| guesses(&mut own, &tokens[..=lens[index]], &tables[index], GUESSES))
+        .collect();
+    let task = |index: usize, len: usize, count: usize, blocks: usize| DraftTask {
+        tokens: Arc::new(tokens[..len].to_vec()),
+        block_table: tables[index][..blocks].to_vec(),
+        count,
+        missing_max: usize::MAX,
+    };
+    let all = |index: usize| task(index, lens[index] + 1, GUESSES, tables[index].len());
+    let draft = |own: &mut CpuBackend, tasks: &[DraftTask], budget: usize| {
+        let mut rows = vec![Vec::new(); tasks.len()];
+        let mut choose = |task: usize, row: &mut [f32]| {
+            rows[task].push(row.to_vec());
+            Some(run::argmax(row))
+        };
+        Backend::draft(own, tasks, budget, &mut choose).expect("good tasks");
+        rows
+    };
+    let tasks = [all(0), task(1, 1, 3, 1), all(1), task(2, 15, 0, 2), all(2)];
+    let rows = draft(&mut own, &tasks, usize::MAX);
+    for (rows, alone) in [&rows[0], &rows[2], &rows[4]].into_iter().zip(&alone) {
+        assert_eq!(bits(rows), bits(alone));
+    }
+    assert!(rows[1].is_empty() && rows[3].is_empty());
+    let rows = draft(&mut own, &tasks, 2);
+    assert_eq!(rows.iter().map(Vec::len).collect::<Vec<_>>(), [GUESSES, 0, GUESSES, 0, 0]);
+    // The blocks have room for 16 positions, of which 15 are known.
+    let rows = draft(&mut own, &[task(2, 15, GUESSES, 1)], 1);
+    assert_eq!(bits(&rows[0]), bits(&alone[2][..2]));
+    let nothing = Backend::draft(&mut own, &[task(2, 17, 1, 1)], 1, &mut |_, _| None);
+    assert!(matches!(nothing, Err(BackendError::MalformedBatch(_))), "{nothing:?}");
+}
+
+/// Goal: a step without logits, whose rows would be dropped before the last layer, leaves the same
+/// behind.
+#[test]
+fn prompts_without_logits_leave_the_same_behind() {
+    let (tokens, _) = expected(NAME);
+    let table = run::table(3, tokens.len() + GUESSES, 16);
+    let guessed = [LogitRows::None, LogitRows::All].map(|logit_rows| {
+        let mut own = backend(true, 16, 1, KvType::F32);
+        let slice = SequenceSlice {
+            token_count: tokens.len() - 1,
+            block_table: table.clone(),
+            logit_rows,
+            state: Some(stolon_backend::SliceState::in_slot(0)),
+            ..SequenceSlice::default()
+        };
+        let batch =
+            StepBatch { tokens: tokens[..tokens.len() - 1].to_vec(), sequences: vec![slice] };
+        own.step(&batch).expect("a good batch");
+        bits(&guesses(&mut own, &tokens, &table, GUESSES))
+    });
+    assert_eq!(guessed[0], guessed[1]);
+}
