@@ -8,7 +8,7 @@
 //!
 //! 1. [`MtpHead::extend`] runs after every step of the model. It stores the hidden states of all
 //!    rows, and the keys and values of their pairs. That is all that a prompt needs of the head: a
-//!    projection of the pair, and from it one of keys and of values, but no attention and no MLP.
+//!    projection of the pair, and from it those of keys and of values, but no attention and no MLP.
 //! 2. [`MtpHead::guess`] runs before a step in which tokens are to be proposed. The pair of the last
 //!    token is complete, because its hidden state is stored. Every further guess reads the hidden
 //!    state that the head itself has computed for the one before. The slots after the last token are
