@@ -115,7 +115,23 @@ impl CpuBackend {
         Ok(shape.block_bytes())
     }
 
+    /// Loads a backend that computes with `workers`.
     fn with_workers(
+        config: DecoderConfig,
+        encoder: Option<VisionConfig>,
+        weights: Weights,
+        options: CpuOptions,
+        workers: Arc<Workers>,
+    ) -> Result<Self, ModelError> {
+        let load = |workers| Self::load(config, encoder, weights, options, workers);
+        let mut backend = workers.load(options.yield_while_loading, load)?;
+        backend.workers = workers;
+        backend.log_ready();
+        Ok(backend)
+    }
+
+    /// Loads a backend with these threads.
+    fn load(
         config: DecoderConfig,
         encoder: Option<VisionConfig>,
         weights: Weights,
@@ -173,20 +189,7 @@ impl CpuBackend {
         }
         let checker = BatchChecker::new(block_count).with_adapters();
         let adapters = Arc::new(LoraLoader::new(decoder.config(), path));
-        let backend = Self {
-            spec,
-            kv_format,
-            checker,
-            decoder,
-            encoder,
-            kv,
-            states,
-            workers,
-            path,
-            adapters,
-        };
-        backend.log_ready();
-        Ok(backend)
+        Ok(Self { spec, kv_format, checker, decoder, encoder, kv, states, workers, path, adapters })
     }
 
     fn log_ready(&self) {
