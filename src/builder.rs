@@ -37,6 +37,7 @@ use crate::{EmbeddingInfo, Engine, Error, ModelInfo, TextPrompts};
 use adapters::AdapterSettings;
 pub use arg::ModelArg;
 use load::{BackendFactory, Loaded, PooledParts};
+pub(crate) use memory::{KvPart, MemoryParts};
 pub(crate) use rerank::RerankSettings;
 
 /// The default of [`EngineBuilder::history_bytes`].
@@ -77,6 +78,9 @@ pub struct EngineBuilder {
     next_turn_prefill: bool,
     /// The history of an earlier engine of the same model.
     pub(crate) remembered: Option<Remembered>,
+    /// Whether the threads that load the model have a low priority, because other engines of a
+    /// [`ModelSet`](crate::ModelSet) compute meanwhile.
+    pub(crate) yield_while_loading: bool,
     pub(crate) tiers: TierOptions,
     adapters: AdapterSettings,
     pub(crate) fetch: Fetch,

@@ -36,11 +36,13 @@ use crate::{
 mod adapters;
 mod cache;
 mod embed;
+mod labels;
 mod score;
 mod sessions;
 mod stop;
 
 pub use cache::Cache;
+pub use labels::LabelScores;
 pub use score::{Ranked, Scores};
 pub use sessions::{SessionOptions, Sessions};
 

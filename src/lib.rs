@@ -236,7 +236,7 @@ pub use builder::{EngineBuilder, ModelArg};
 pub use cache_miss::{CacheMiss, LoggedMiss, MissCount, MissMessage, MissReason};
 pub use completion::Completion;
 pub use embedding::{Embedding, EmbeddingInfo};
-pub use engine::{Cache, Engine, Ranked, Scores, SessionOptions, Sessions};
+pub use engine::{Cache, Engine, LabelScores, Ranked, Scores, SessionOptions, Sessions};
 pub use error::Error;
 pub use estimate::Estimate;
 pub use marks::CacheMark;

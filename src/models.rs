@@ -10,6 +10,9 @@
 //! 4. **Unloading**, once the last lease is dropped: the engine writes its KV to its disk tier and
 //!    stops. Requests wait until it is over, and then load the model again.
 //!
+//! A model that is loaded while others are loaded leaves the processors to their steps: the threads
+//! that load it have a low priority, except for the one that prepares its vocabulary.
+//!
 //! All phases are changed under one mutex, which is never held across an await. Whoever waits for a
 //! change subscribes to `changes` before it looks.
 
@@ -20,9 +23,10 @@ mod idle;
 mod lease;
 mod load;
 mod room;
+mod share;
 mod slot;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
@@ -43,14 +47,15 @@ use slot::{Loaded, Phase, Slot};
 ///
 /// A model that is unloaded leaves its KV in its disk tier, if it has one (`kv_cache_dir`), and its
 /// sessions, adapters and history in memory. So it starts warm when it is loaded again, and its
-/// answers are the same. Pins end when a model is unloaded.
+/// answers are the same. Pins end when a model is unloaded; what they held is then kept like
+/// everything else.
 ///
 /// ```no_run
 /// use std::time::Duration;
 /// use stolon::{Engine, ModelRecipe, ModelSet, Request};
 ///
 /// # async fn models() -> Result<(), Box<dyn std::error::Error>> {
-/// let chat = || Ok(Engine::builder().model("Qwen/Qwen3-4B").kv_memory(2 << 30));
+/// let chat = || Ok(Engine::builder().model("Qwen/Qwen3-4B"));
 /// let embed = || Ok(Engine::builder().model("sentence-transformers/all-MiniLM-L6-v2"));
 /// let models = ModelSet::builder()
 ///     .model(ModelRecipe::new("chat", chat))
@@ -81,6 +86,9 @@ struct Shared {
     recipes: Vec<ModelRecipe>,
     /// Maximum memory in bytes of all models; `None` for no limit.
     budget: Option<u64>,
+    /// The size in bytes of the KV cache of each model that does not set it, once all models have been
+    /// described.
+    kv_share: OnceLock<u64>,
     idle_timeout: Option<Duration>,
     runtime: Handle,
     /// The state of each model, in the order of `recipes`.

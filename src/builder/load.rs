@@ -9,7 +9,7 @@ use stolon_checkpoint::{
     AnyModel, DecoderConfig, EmbeddingConfig, EncoderTask, KvBudget, LoadOptions, LoadedEncoder,
     LoadedModel, LoadedScores, MtpHead, PairForm, ScoreConfig, TextPrompts, VisionConfig, Weights,
 };
-use stolon_cpu::{CpuBackend, CpuOptions, EncoderBackend, Head};
+use stolon_cpu::{CpuBackend, CpuOptions, EncoderBackend, Head, at_low_priority};
 use stolon_scheduler::EngineConfig;
 use stolon_text::{TextSource, TokenizerSource};
 
@@ -40,6 +40,10 @@ enum BackendOptions {
 }
 
 impl BackendOptions {
+    fn yield_while_loading(&self) -> bool {
+        matches!(self, Self::Cpu(options, _) if options.yield_while_loading)
+    }
+
     /// Opens a backend of a decoder and, if it computes that, the image encoder of the same model, with
     /// the model's head for multi-token prediction or a draft model. On a GPU, there is neither.
     fn open(
@@ -151,6 +155,7 @@ impl EngineBuilder {
             weight_type: self.weights.unwrap_or_default(),
             map_tables: self.map_embeddings,
             kv_copies: cfg!(feature = "tiers"),
+            yield_while_loading: self.yield_while_loading,
             state_slots: config.max_running,
             ..CpuOptions::default()
         };
@@ -201,7 +206,9 @@ fn load(
     own_text: Option<Text>,
     (template, rerank): (Option<String>, &RerankSettings),
 ) -> Result<(Loaded, Box<dyn Backend>), Error> {
-    let model = match stolon_checkpoint::load_any(&model.source()?, load_options)? {
+    let source = model.source()?;
+    let read = || stolon_checkpoint::load_any(&source, load_options);
+    let model = match if options.yield_while_loading() { at_low_priority(read) } else { read() }? {
         AnyModel::Decoder(model) => *model,
         AnyModel::Encoder(encoder) => {
             super::draft::refuse(draft, "an encoder")?;

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -22,7 +22,7 @@ pub struct ModelRecipe {
     pub(super) builder: Arc<dyn Fn() -> Result<EngineBuilder, Error> + Send + Sync>,
     pub(super) is_pinned: bool,
     pub(super) at_start: bool,
-    /// `None` for what [`EngineBuilder::memory_needed`] says.
+    /// `None` for the memory of the weights and the KV cache, in bytes.
     pub(super) memory: Option<u64>,
 }
 
@@ -63,8 +63,8 @@ impl ModelRecipe {
         self
     }
 
-    /// The memory in bytes that the model counts for in [`ModelSetBuilder::memory`]. Default: what
-    /// [`EngineBuilder::memory_needed`] says, which needs a model in files.
+    /// The memory in bytes that the model counts for in [`ModelSetBuilder::memory`]. Default: that of
+    /// its weights and of its KV cache, which is known for a model in files.
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory = Some(bytes);
         self
@@ -87,6 +87,11 @@ impl ModelSetBuilder {
     }
 
     /// Maximum memory in bytes of all models together. Default: no limit.
+    ///
+    /// Models without [`EngineBuilder::kv_memory`] and [`EngineBuilder::num_blocks`] get KV caches of
+    /// the same size: what the weights leave of the budget, divided by the number of these models, at
+    /// most 8 GiB each. If that is too little for 4,096 tokens or the context of a model, fewer of
+    /// them are loaded at the same time, and have more.
     ///
     /// A model that is to be loaded waits until others have left. The idle one that was used least
     /// recently leaves first. If none is idle, the one that was used least recently takes no new
@@ -129,6 +134,7 @@ impl ModelSetBuilder {
         let shared = Arc::new(Shared {
             recipes: self.recipes,
             budget: self.memory,
+            kv_share: OnceLock::new(),
             idle_timeout: self.idle_timeout,
             runtime,
             slots: Mutex::new(slots),

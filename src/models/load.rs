@@ -9,7 +9,8 @@ use futures::FutureExt;
 use super::Shared;
 use super::carried::Carried;
 use super::slot::{Loaded, Phase, Slot};
-use crate::{Engine, EngineError, ModelSetError};
+use crate::builder::{KvPart, MemoryParts};
+use crate::{Engine, EngineBuilder, EngineError, Error, ModelSetError};
 
 /// Time that requests without a lease have to complete when their model is unloaded.
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
@@ -60,28 +61,47 @@ impl Shared {
             let (name, error) = (recipe.name.clone(), Box::new(error));
             ModelSetError::Load { name, error }
         };
-        let make = Arc::clone(&recipe.builder);
-        let (builder, needed) = match self.budget {
-            None => ((*make)().map_err(failed)?, None),
+        let builder = (*recipe.builder)().map_err(failed)?;
+        let mut builder = match self.budget {
+            None => builder,
             Some(budget) => {
-                let builder = (*make)().map_err(failed)?;
-                let declared = recipe.memory;
-                let measured = self.runtime.spawn_blocking(move || {
-                    let needed = declared.map_or_else(|| builder.memory_needed(), Ok)?;
-                    Ok((builder, needed))
-                });
-                let (builder, needed) =
-                    measured.await.map_err(|_| ModelSetError::Stopped)?.map_err(failed)?;
-                (builder, Some((needed, budget)))
+                let shared = Arc::clone(self);
+                let measure = move || shared.measure(index, builder, budget);
+                let measured = self.runtime.spawn_blocking(measure).await;
+                let measured = measured.map_err(|_| ModelSetError::Stopped)?;
+                let (builder, needed) = measured.map_err(failed)?;
+                self.make_room(index, needed, budget).await?;
+                builder
             }
         };
-        if let Some((needed, budget)) = needed {
-            self.make_room(index, needed, budget).await?;
-        }
         tracing::info!(model = recipe.name, "loading a model");
+        let is_loaded = |slot: &Slot| matches!(slot.phase, Phase::Loaded(_));
+        builder.yield_while_loading = self.slots().iter().any(is_loaded);
         let engine = carried.continued(builder).build().await.map_err(failed)?;
         carried.restore(&engine).await;
         Ok(engine)
+    }
+
+    /// The memory in bytes that a model counts for in the budget. If its builder has no size of the KV
+    /// cache, it gets one. Reads files, and blocks meanwhile.
+    fn measure(
+        &self,
+        index: usize,
+        builder: EngineBuilder,
+        budget: u64,
+    ) -> Result<(EngineBuilder, u64), Error> {
+        if let Some(declared) = self.recipes[index].memory {
+            return Ok((builder, declared));
+        }
+        let MemoryParts { weights, kv } = builder.memory_parts()?;
+        let (builder, kv) = match kv {
+            KvPart::Known(bytes) => (builder, bytes),
+            KvPart::Open { .. } => {
+                let bytes = self.kv_share(budget);
+                (builder.kv_memory(bytes), bytes)
+            }
+        };
+        Ok((builder, weights.saturating_add(kv)))
     }
 
     /// Unloads a loaded model as soon as it has no leases, of which it gives no more.

@@ -242,6 +242,35 @@ async fn the_memory_of_models_is_known() {
     assert!(matches!(models.get("a").await, Err(ModelSetError::Load { .. })));
 }
 
+/// Goal: within a budget, models without a size of their KV cache divide what all weights leave, next
+/// to a text encoder, and are all loaded at the same time.
+#[tokio::test]
+async fn kv_caches_without_a_size_divide_the_budget() {
+    const KV: u64 = 3 << 20;
+    let llama = || Engine::builder().model(path("llama")).block_size(16);
+    let encoder = || Engine::builder().model(path("encoders/bert"));
+    let weights = llama().num_blocks(0).memory_needed().expect("a model in files");
+    let budget = 2 * (weights + KV) + encoder().memory_needed().expect("a model in files");
+    let models = ModelSet::builder()
+        .model(ModelRecipe::new("a", move || Ok(llama())))
+        .model(ModelRecipe::new("embed", move || Ok(encoder())))
+        .model(ModelRecipe::new("b", move || Ok(llama())))
+        .memory(budget)
+        .build()
+        .expect("a set");
+    for name in ["a", "b", "embed"] {
+        let lease = models.get(name).await.expect("a model");
+        let (kv, block) =
+            (lease.model_info().kv_bytes as u64, lease.model_info().num_blocks as u64);
+        if name != "embed" {
+            assert!(kv <= KV && kv > KV - kv / block, "{name}: {kv} bytes in {block} blocks");
+        }
+    }
+    let loaded = models.list().iter().all(|model| model.state == ModelState::Loaded);
+    let counted: u64 = models.list().iter().map(|model| model.memory).sum();
+    assert!(loaded && counted == budget, "{counted} of {budget} bytes: {:?}", models.list());
+}
+
 /// Goal: a set without models, or whose names are not different or have a wrong length, is refused.
 #[tokio::test]
 async fn wrong_sets_are_refused() {
@@ -261,7 +290,7 @@ mod warm {
     use stolon::{KvType, SessionOptions};
 
     use super::*;
-    use crate::support::tiers::{Directory, answer, prompt};
+    use crate::support::tiers::{Directory, answer, ask, prompt, slow_fake};
 
     /// Goal: a model that was unloaded to make room for another one is warm when it is loaded again:
     /// its KV is read from its disk tier and its sessions continue, with the bits of an engine that
@@ -306,6 +335,46 @@ mod warm {
         assert!(next.finish.usage.cached_tokens >= 192, "{:?}", next.finish.usage);
         second.audit().await.expect("the accounting is right");
         drop(second);
+        models.shutdown().await;
+    }
+
+    /// Goal: the pins of a model end when it is unloaded, also in its disk tier, which then evicts
+    /// what they held like everything else. Until then it is warm, and can be pinned again.
+    #[tokio::test]
+    async fn pins_end_when_a_model_is_unloaded() {
+        // The size of a record of the fake backend: 64 positions with 24 bytes of KV and a token each.
+        const RECORD_BYTES: u64 = 176 + 64 * (24 + 4) + 32;
+        let directory = Directory::new("models-pins");
+        let own = directory.0.clone();
+        let fake = move || {
+            let fake = slow_fake(64, Duration::from_micros(500)).pin_budget(16);
+            Ok(fake.kv_cache_dir(&own, 3 * RECORD_BYTES))
+        };
+        let set = ModelSet::builder().model(ModelRecipe::new("a", fake));
+        let models = set.build().expect("a set");
+        let request = Request::tokens(prompt(70, 1));
+        let pinned = models.get("a").await.expect("a model");
+        ask(&pinned, &prompt(70, 1)).await;
+        let id = pinned.cache().pin(&request, None).await.expect("it is cached");
+        drop(pinned);
+        models.unload("a").await.expect("a model");
+
+        let next = models.get("a").await.expect("a model");
+        assert!(next.cache().pins().await.expect("it runs").is_empty());
+        assert!(!next.cache().unpin(id).await.expect("it runs"), "the pin is unknown");
+        assert_eq!(ask(&next, &prompt(70, 1)).await, 64, "read from the disk");
+        next.cache().pin(&request, None).await.expect("it is cached");
+        drop(next);
+        models.unload("a").await.expect("a model");
+
+        let last = models.get("a").await.expect("a model");
+        for seed in 2..8 {
+            ask(&last, &prompt(70, seed)).await;
+            last.tiers().flush().await.expect("it runs");
+        }
+        let stored = last.tiers().query(&request).expect("tokens").disk;
+        assert_eq!(stored, 0, "it is the oldest, and not pinned");
+        drop(last);
         models.shutdown().await;
     }
 }

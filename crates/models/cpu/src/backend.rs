@@ -136,7 +136,22 @@ impl CpuBackend {
         Ok(shape.block_bytes())
     }
 
+    /// Loads a backend that computes with `workers`.
     fn with_workers(
+        (config, encoder, mtp): (DecoderConfig, Option<VisionConfig>, Option<LoadedHead>),
+        weights: Weights,
+        options: CpuOptions,
+        workers: Arc<Workers>,
+    ) -> Result<Self, ModelError> {
+        let load = |workers| Self::load((config, encoder, mtp), weights, options, workers);
+        let mut backend = workers.load(options.yield_while_loading, load)?;
+        backend.workers = workers;
+        backend.log_ready();
+        Ok(backend)
+    }
+
+    /// Loads a backend with these threads.
+    fn load(
         (config, encoder, mtp): (DecoderConfig, Option<VisionConfig>, Option<LoadedHead>),
         weights: Weights,
         options: CpuOptions,
@@ -214,7 +229,7 @@ impl CpuBackend {
         }
         let checker = BatchChecker::new(block_count).with_adapters();
         let adapters = Arc::new(LoraLoader::new(decoder.config(), path));
-        let backend = Self {
+        Ok(Self {
             spec,
             kv_format,
             checker,
@@ -226,9 +241,7 @@ impl CpuBackend {
             workers,
             path,
             adapters,
-        };
-        backend.log_ready();
-        Ok(backend)
+        })
     }
 
     fn log_ready(&self) {

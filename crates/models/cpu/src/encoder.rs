@@ -14,6 +14,8 @@ mod embed;
 mod layer;
 mod score_bias;
 
+use std::sync::Arc;
+
 use stolon_backend::{Backend, BackendError, BackendSpec, BatchChecker, StepBatch, StepOutput};
 use stolon_checkpoint::config::{Rope, RopeScaling};
 use stolon_checkpoint::encoder::{EncoderConfig, EncoderNorm, EncoderNormWeights, EncoderWeights};
@@ -49,7 +51,7 @@ pub struct EncoderBackend {
     bias: Option<BiasTable>,
     activations: Activations,
     kv: FullKv,
-    workers: Workers,
+    workers: Arc<Workers>,
     path: Path,
 }
 
@@ -144,10 +146,24 @@ impl EncoderBackend {
         weights: Weights,
         options: CpuOptions,
     ) -> Result<Self, ModelError> {
+        let workers = Arc::new(options.workers(options.thread_count()?));
+        let load = |workers| Self::load(config, weights, options, workers);
+        let mut backend = workers.load(options.yield_while_loading, load)?;
+        backend.workers = workers;
+        Ok(backend)
+    }
+
+    /// Loads a backend with these threads.
+    fn load(
+        config: EncoderConfig,
+        weights: Weights,
+        options: CpuOptions,
+        workers: Arc<Workers>,
+    ) -> Result<Self, ModelError> {
         config.check("the configuration")?;
         let tensors = config.tensors();
         weights.check_all(tensors.clone())?;
-        let (thread_count, path) = (options.thread_count()?, options.path()?);
+        let path = options.path()?;
         let weight_type = options.weight_type;
         let check = |needed| check_free(memory::PACKED, needed);
         let (map_tables, packed) = memory::place_tables(tensors, &weights, &options, check)?;
@@ -155,7 +171,6 @@ impl EncoderBackend {
         let dtype = weights.tensor(&specs.tokens.name, &specs.tokens.shape)?.dtype;
         // There is no cache that fewer bits would make smaller.
         let kv_type = options.kv_type.unwrap_or_else(|| KvType::of_weights(dtype)).without_scales();
-        let workers = options.workers(thread_count);
         let mut loader = Loader { weights, weight_type, map_tables, path, workers: &workers };
         let EncoderWeights {
             tokens,
@@ -236,7 +251,7 @@ impl EncoderBackend {
         self.embed(batch);
         let longest = batch.sequences.iter().map(|slice| slice.token_count).max().unwrap_or(0);
         self.rotations.iter_mut().for_each(|(_, table)| table.grow(longest));
-        let context = (self.path, &self.workers);
+        let context = (self.path, &*self.workers);
         for (layer, config) in self.layers.iter().zip(&self.config.layers) {
             let rotations = config.rope_theta.and_then(|theta| {
                 self.rotations.iter().find(|(other, _)| *other == theta).map(|(_, table)| table)

@@ -24,3 +24,4 @@ pub use decoder::{Stage, StageTimes};
 pub use encoder::EncoderBackend;
 pub use head::Head;
 pub use machine::Machine;
+pub use workers::at_low_priority;

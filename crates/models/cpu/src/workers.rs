@@ -3,7 +3,7 @@
 //! Waking another thread takes some microseconds, which is longer than a GEMM of a small model. The
 //! choice does not influence results: kernels return the same bits on any number of threads.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use stolon_kernels::{Matrix, Threads};
 
@@ -11,6 +11,31 @@ use stolon_kernels::{Matrix, Threads};
 const PRODUCT_MIN: usize = 1 << 17;
 /// Minimum number of elements of a pass over rows that runs on all threads.
 const PASS_MIN: usize = 1 << 15;
+
+/// Niceness of the threads that load a model while others compute. They then get about a quarter of the
+/// processors if the others keep these busy. With 10, a tenth, steps are hardly faster, and requests
+/// wait four times as long for the load.
+#[cfg(target_os = "linux")]
+const LOAD_NICENESS: i32 = 5;
+
+/// Does work on a thread with a low priority, which the threads that it starts inherit, and waits for
+/// the result. Where the system knows only the priority of whole processes, the priority is the usual
+/// one.
+///
+/// # Panics
+/// If the work panics, or if the system refuses to start a thread.
+pub fn at_low_priority<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let result = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            // If it is refused, only speed is lost.
+            #[cfg(target_os = "linux")]
+            let _ = rustix::process::setpriority_process(None, LOAD_NICENESS);
+            work()
+        });
+        thread.join()
+    });
+    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
 
 /// The thread pool of a backend.
 #[derive(Debug)]
@@ -29,6 +54,19 @@ impl Workers {
     /// The same with threads that are [bound](Threads::bound) to processors, if that is possible.
     pub(crate) fn bound(count: usize) -> Option<Self> {
         Some(Self { pool: Threads::bound(count)?, alone: Threads::new(1) })
+    }
+
+    /// Loads something with as many threads: these, or with `yields` others of a low priority. An
+    /// unprivileged thread cannot take its usual priority back, so these end when it is loaded.
+    pub(crate) fn load<T: Send>(
+        self: &Arc<Self>,
+        yields: bool,
+        load: impl FnOnce(Arc<Self>) -> T + Send,
+    ) -> T {
+        match yields {
+            false => load(Arc::clone(self)),
+            true => at_low_priority(|| load(Arc::new(Self::new(self.count())))),
+        }
     }
 
     /// Number of threads, including the calling thread.

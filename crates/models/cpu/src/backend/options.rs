@@ -53,6 +53,9 @@ pub struct CpuOptions {
     /// [`Backend::kv_format`](stolon_backend::Backend::kv_format) then needs a hash of the weights,
     /// so their files are read once more during loading.
     pub kv_copies: bool,
+    /// Whether the threads that load the model have a [low priority](crate::at_low_priority), so that
+    /// they do not delay the steps of other models in the process.
+    pub yield_while_loading: bool,
 }
 
 impl Default for CpuOptions {
@@ -71,6 +74,7 @@ impl Default for CpuOptions {
             weight_type: WeightType::Stored,
             map_tables: false,
             kv_copies: false,
+            yield_while_loading: false,
         }
     }
 }

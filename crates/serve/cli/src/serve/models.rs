@@ -22,8 +22,9 @@ pub(super) struct ModelsArgs {
     /// Memory for all models together, weights and KV caches, in bytes or with a unit: 16G
     ///
     /// If a model that is to be loaded does not fit, others leave: the idle one that was used least
-    /// recently first, and one that is in use when its requests have ended. Each model needs a size
-    /// of its KV cache then (--kv-memory applies to each). Default: no limit.
+    /// recently first, and one that is in use when its requests have ended. What the weights leave is
+    /// divided evenly among the KV caches, unless their size is set (--kv-memory applies to each
+    /// model). Default: no limit.
     #[arg(long, value_parser = parse_bytes, value_name = "BYTES")]
     models_memory: Option<u64>,
     /// Seconds without a request after which a model is unloaded, counted from the end of its last

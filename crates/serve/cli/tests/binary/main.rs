@@ -27,6 +27,7 @@ mod key_limits;
 mod launch;
 mod limits;
 mod log;
+mod model_swaps;
 mod page;
 mod page_chat;
 mod page_images;

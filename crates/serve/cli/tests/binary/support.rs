@@ -159,7 +159,13 @@ impl Server {
 
     /// Starts a server with the settings in a file.
     pub(crate) fn from_file(file: &str) -> Self {
-        let command = stolon(&["serve", "--port", "0", "--config", file]);
+        Self::from_file_with(file, &[])
+    }
+
+    /// Starts a server with the settings in a file, and these arguments.
+    pub(crate) fn from_file_with(file: &str, args: &[&str]) -> Self {
+        let mut command = stolon(&["serve", "--port", "0", "--config", file]);
+        command.args(args);
         Self::read(Self::listening(command, Stdio::inherit()))
     }
 
@@ -193,6 +199,12 @@ impl Server {
     /// Asks it to read its keys and certificates again.
     pub(crate) fn hang_up(&self) {
         self.signal("-HUP");
+    }
+
+    /// Ends the process at once.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("it has ended");
     }
 
     /// Sends SIGTERM to the process.

@@ -83,6 +83,10 @@ pub struct LoadStatus {
     /// Seconds since its load began; left out unless it is loading.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loading_seconds: Option<u64>,
+    /// The memory that it counts for in `--models-memory`, in bytes; left out without that limit, and
+    /// for a model that is sleeping or waits until others have left.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
     /// Whether its last load has failed; left out if not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub failed: bool,

@@ -3,9 +3,16 @@
 use crate::api::schema::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::chat::{MAX_MESSAGES, Message};
 use super::embeddings::EmbeddingsUsage;
 use super::fields::{self, UnknownFields};
 use super::options::Truncation;
+
+/// Maximum number of labels of a request.
+pub const MAX_LABELS: usize = 128;
+
+/// Maximum size of a label in bytes.
+pub const MAX_LABEL_BYTES: usize = 256;
 
 /// The members that the requests for scores and labels share.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -139,12 +146,26 @@ pub struct ScoreRequest {
     pub unknown: UnknownFields,
 }
 
-/// The body of a request to classify texts, as in vLLM's API.
+/// The body of a request to classify texts, as in vLLM's API. It has either `input` or `messages`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct ClassifyRequest {
-    /// The texts: 1 to 2,048, and 1,048,576 tokens in all.
-    pub input: Texts,
+    /// The texts: 1 to 2,048, and 1,048,576 tokens in all. With `labels`, they are prompts.
+    pub input: Option<Texts>,
+    /// A conversation whose next message is judged: 1 to [`MAX_MESSAGES`] messages, which are rendered
+    /// with the model's chat template. Allowed only with `labels`.
+    #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_MESSAGES>")]
+    #[schemars(length(min = 1, max = MAX_MESSAGES))]
+    pub messages: Option<Vec<Message>>,
+    /// For a language model, such as a guard model or a judge: the answers to compare, 2 to
+    /// [`MAX_LABELS`], each of 1 to [`MAX_LABEL_BYTES`] bytes. The probability of a label is that of
+    /// its tokens after the prompt, divided by the sum of all labels'. A model for classification has
+    /// labels of its own.
+    #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_LABELS>")]
+    #[schemars(length(min = 2, max = MAX_LABELS))]
+    pub labels: Option<Vec<String>>,
+    /// Variables of the chat template. Allowed only with `messages`.
+    pub chat_template_kwargs: Option<serde_json::Map<String, serde_json::Value>>,
     /// How the texts are read.
     #[serde(flatten)]
     pub options: ScoringOptions,
@@ -188,7 +209,7 @@ pub struct Classified {
     pub index: usize,
     /// The label with the largest score.
     pub label: String,
-    /// The score of each label, in the model's order.
+    /// The score of each label, in the order of the request's labels, or of the model's.
     pub probs: Vec<f32>,
     /// Number of labels.
     pub num_classes: usize,

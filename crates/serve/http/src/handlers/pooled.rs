@@ -125,12 +125,12 @@ impl Inputs {
     pub(crate) async fn compute<T, F>(
         self: &Arc<Self>,
         prompts: Vec<Request>,
-        compute: impl Fn(Arc<App>, Request) -> F + Copy,
+        compute: impl Fn(Arc<App>, Request) -> F + Clone,
     ) -> Result<Vec<T>, ApiError>
     where
         F: Future<Output = Result<T, Error>>,
     {
-        let one = |(index, prompt)| Arc::clone(self).one(index, prompt, compute);
+        let one = |(index, prompt)| Arc::clone(self).one(index, prompt, compute.clone());
         // Collected, because a closure that borrows cannot be part of a handler's future.
         let all = stream::iter(prompts.into_iter().enumerate().map(one).collect::<Vec<_>>());
         all.buffered(INPUTS_AT_ONCE as usize).try_collect().await

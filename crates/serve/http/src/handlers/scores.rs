@@ -1,5 +1,7 @@
 //! The handlers of `POST /v1/rerank`, `/score` and `/classify`.
 
+mod labels;
+
 use std::sync::Arc;
 
 use axum::Json;
@@ -81,25 +83,41 @@ pub(crate) async fn score(
         score: scores.values[0],
     };
     let data = scores.iter().enumerate().map(score).collect();
-    Ok(list("score", model, data, &scores))
+    Ok(list("score", model, data, usage(&scores)))
 }
 
-/// Finds the labels of texts.
+/// Finds the labels of texts, among those of the model, or by the probabilities with which a language
+/// model answers with those of the request.
 pub(crate) async fn classify(
-    Incoming { body: request, context }: Incoming<ClassifyRequest>,
+    Incoming { body: mut request, context }: Incoming<ClassifyRequest>,
 ) -> Result<Response, ApiError> {
+    if let Some(labels) = request.labels.take() {
+        return labels::classify(request, labels, context).await;
+    }
     let labels = check_labels(&context.app, false)?.labels.clone();
-    let is_list = matches!(request.input, Texts::Several(_));
-    let texts = request.input.into_list().into_iter().map(Request::text).collect();
+    let unused = [
+        ("messages", request.messages.is_some()),
+        ("chat_template_kwargs", request.chat_template_kwargs.is_some()),
+    ];
+    if let Some((name, _)) = unused.into_iter().find(|(_, is_set)| *is_set) {
+        let message = format!("`{name}`: expected none without `labels`, got a value");
+        return Err(ApiError::invalid(Some(name), message));
+    }
+    let input = request.input.ok_or_else(|| ApiError::missing("input"))?;
+    let is_list = matches!(input, Texts::Several(_));
+    let texts = input.into_list().into_iter().map(Request::text).collect();
     let asked = Asked { param: "input", is_list, options: request.options };
     let (model, scores) = scores(context, asked, texts).await?;
-    let label = |(index, scores): (usize, &Scores)| {
-        let best = scores.values.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
-        let label = best.and_then(|(best, _)| labels.get(best)).cloned().unwrap_or_default();
-        Classified { index, label, probs: scores.values.clone(), num_classes: labels.len() }
-    };
-    let data = scores.iter().enumerate().map(label).collect();
-    Ok(list("classify", model, data, &scores))
+    let data = scores.iter().map(|scores| scores.values.clone()).enumerate();
+    let data = data.map(|(index, probs)| classified(index, &labels, probs)).collect();
+    Ok(list("classify", model, data, usage(&scores)))
+}
+
+/// The label with the largest score.
+fn classified(index: usize, labels: &[String], probs: Vec<f32>) -> Classified {
+    let best = probs.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+    let label = best.and_then(|(best, _)| labels.get(best)).cloned().unwrap_or_default();
+    Classified { index, label, probs, num_classes: labels.len() }
 }
 
 /// What the requests of all routes have.
@@ -159,8 +177,13 @@ fn usage(scores: &[Scores]) -> EmbeddingsUsage {
     EmbeddingsUsage { prompt_tokens, total_tokens: prompt_tokens, prompt_tokens_details: None }
 }
 
-fn list<T: serde::Serialize>(id: &str, model: String, data: Vec<T>, scores: &[Scores]) -> Response {
+fn list<T: serde::Serialize>(
+    id: &str,
+    model: String,
+    data: Vec<T>,
+    usage: EmbeddingsUsage,
+) -> Response {
     let id = format!("{id}-{}", request_id::fresh());
-    let (object, created, usage) = ("list", unix_seconds(), usage(scores));
+    let (object, created) = ("list", unix_seconds());
     Json(ScoreList { id, object, created, model, data, usage }).into_response()
 }

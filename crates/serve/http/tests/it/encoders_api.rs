@@ -183,3 +183,84 @@ async fn classifiers_name_the_best_label() {
     let (status, _) = server.post("/v1/rerank", json!({"query": "a", "documents": ["b"]})).await;
     assert_eq!(status, 400);
 }
+
+/// Goal: a language model gives labels the probabilities of their tokens after the prompt, for texts
+/// and for a conversation, whether the prompt is cached or not.
+#[tokio::test]
+async fn language_models_compare_labels() {
+    let server = Server::start("demo");
+    let cold = Server::with("demo", |engine, _| engine.prefix_caching(false));
+    let prompt = "The lamp of the tower is lit every evening by the keeper. The keeper";
+    let labels = ["safe", " lights the lamp", " walks up", "?"];
+    // The tokens of the labels, one after another, under the model's own distribution.
+    let logprob = async |label: &str| {
+        let body = json!({"prompt": format!("{prompt}{label}"), "echo": true, "max_tokens": 0, "logprobs": 0});
+        let all = cold.ok("/v1/completions", body).await;
+        let count = |reply: &Value| reply["tokens"].as_array().expect("tokens").len();
+        let body = json!({"prompt": prompt});
+        let prompt = count(&cold.ok("/tokenize", body).await);
+        let logprobs = all["choices"][0]["logprobs"]["token_logprobs"].as_array().expect("a list");
+        logprobs[prompt..].iter().map(|logprob| logprob.as_f64().expect("a number")).sum::<f64>()
+    };
+    let mut expected = Vec::new();
+    for label in labels {
+        expected.push(logprob(label).await.exp());
+    }
+    let sum: f64 = expected.iter().sum();
+    let body = json!({"input": [prompt, "x", prompt], "labels": labels});
+    let reply = server.ok("/classify", body.clone()).await;
+    let data = reply["data"].as_array().expect("a list");
+    assert_eq!((data.len(), &data[0]["num_classes"]), (3, &json!(4)));
+    assert_eq!(data[0]["probs"], data[2]["probs"]);
+    for (index, expected) in expected.iter().enumerate() {
+        let got = data[0]["probs"][index].as_f64().expect("a number");
+        assert!(
+            (got - expected / sum).abs() < 1e-5,
+            "{}: {got}, {}",
+            labels[index],
+            expected / sum
+        );
+    }
+    let best = (0..4).max_by(|a, b| expected[*a].total_cmp(&expected[*b])).expect("four");
+    assert_eq!(data[0]["label"], labels[best]);
+    // The same bits without a cache, and once more.
+    for server in [&cold, &server] {
+        assert_eq!(server.ok("/classify", body.clone()).await["data"], reply["data"]);
+    }
+    let messages = json!([{"role": "user", "content": "Is the lamp lit?"}]);
+    let chat = json!({"messages": messages, "labels": ["Yes", "No"]});
+    let judged = server.ok("/v1/classify", chat).await;
+    let probs = judged["data"][0]["probs"].as_array().expect("a list").iter();
+    let sum: f64 = probs.map(|prob| prob.as_f64().expect("a number")).sum();
+    assert!((sum - 1.0).abs() < 1e-5, "{judged}");
+}
+
+/// Goal: labels that cannot be compared are refused with their parameter.
+#[tokio::test]
+async fn wrong_labels_are_refused() {
+    let server = Server::start("demo");
+    let two = json!(["Yes", "No"]);
+    let user = json!([{"role": "user", "content": "x"}]);
+    for (body, param) in [
+        (json!({"input": "x", "labels": ["Yes"]}), "labels"),
+        (json!({"input": "x", "labels": ["Yes", ""]}), "labels"),
+        (json!({"input": "x", "labels": ["Yes", "x".repeat(257)]}), "labels"),
+        (json!({"input": "x", "labels": vec!["x"; 129]}), "labels"),
+        (json!({"input": vec!["x"; 100], "labels": vec!["x"; 100]}), "labels"),
+        (json!({"input": "x", "labels": [1, 2]}), "labels[0]"),
+        (json!({"labels": two}), "input"),
+        (json!({"input": [], "labels": two}), "input"),
+        (json!({"input": "x", "messages": user, "labels": two}), "messages"),
+        (json!({"messages": [], "labels": two}), "messages"),
+        (json!({"input": "x", "chat_template_kwargs": {}, "labels": two}), "chat_template_kwargs"),
+    ] {
+        let (status, reply) = server.post("/classify", body.clone()).await;
+        assert_eq!((status, &reply["error"]["param"]), (400, &json!(param)), "{body}: {reply}");
+    }
+    // A text encoder has labels of its own.
+    let classifier = start("mpnet_classifier");
+    let (status, _) = classifier.post("/classify", json!({"input": "x", "labels": two})).await;
+    assert_eq!(status, 400);
+    let (status, reply) = classifier.post("/classify", json!({"messages": user})).await;
+    assert_eq!((status, &reply["error"]["param"]), (400, &json!("messages")));
+}

@@ -179,12 +179,14 @@ async fn replies_are_as_described() {
 async fn scores_are_as_described() {
     let reranker = Server::start(&encoder("bert_reranker"));
     let classifier = Server::start(&encoder("mpnet_classifier"));
+    let judge = Server::start("demo");
     let (_, description) = reranker.get("/openapi.json").await;
     let documents = json!(["the stem", {"text": "the ground"}]);
     for (server, path, body) in [
         (&reranker, "/v1/rerank", json!({"query": "a stem", "documents": documents})),
         (&reranker, "/score", json!({"text_1": "a stem", "text_2": ["the stem", "x"]})),
         (&classifier, "/classify", json!({"input": ["the stem", "the ground"]})),
+        (&judge, "/classify", json!({"input": "the stem", "labels": ["Yes", "No"]})),
     ] {
         let (status, reply) = server.post(path, body).await;
         assert_eq!(status, 200, "{reply}");

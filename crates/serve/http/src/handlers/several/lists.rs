@@ -136,7 +136,8 @@ fn status(model: &ModelStatus) -> LoadStatus {
         ModelState::Unloading => "unloading",
     };
     let loading_seconds = model.loading_for.map(|time| time.as_secs());
-    LoadStatus { value, loading_seconds, failed: model.error.is_some() }
+    let memory_bytes = Some(model.memory).filter(|bytes| *bytes > 0);
+    LoadStatus { value, loading_seconds, memory_bytes, failed: model.error.is_some() }
 }
 
 impl Front {
