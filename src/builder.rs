@@ -82,7 +82,7 @@ pub struct EngineBuilder {
     /// [`ModelSet`](crate::ModelSet) compute meanwhile.
     pub(crate) yield_while_loading: bool,
     pub(crate) tiers: TierOptions,
-    adapters: AdapterSettings,
+    pub(crate) adapters: AdapterSettings,
     pub(crate) fetch: Fetch,
     config: EngineConfig,
 }
@@ -305,7 +305,7 @@ impl EngineBuilder {
             let (mut config, runtime) = (std::mem::take(&mut self.config), self.runtime.take());
             let tiers = std::mem::take(&mut self.tiers).prepare(&mut config)?;
             let key = self.namespace_key;
-            let AdapterSettings { adapters, memory } = std::mem::take(&mut self.adapters);
+            let AdapterSettings { adapters, memory } = self.adapters.clone();
             let fetch = self.fetch.clone();
             let next_turns = self.next_turn_prefill && config.prefix_caching;
             let history = self.history_bytes.unwrap_or(HISTORY_BYTES);

@@ -63,6 +63,7 @@ impl Device {
             step_sequences: config.max_running,
             state_slots: config.max_running,
             kv_type: builder.kv_type,
+            adapter_bytes: builder.adapters.reserved(),
             batch_invariant: !settings.batch_dependent,
             cuda_graphs: !settings.without_graphs
                 && matches!(settings.device, DeviceChoice::Cuda(_)),

@@ -9,7 +9,7 @@ use stolon_backend::AdapterLoadError;
 #[non_exhaustive]
 pub enum AdapterError {
     /// The backend does not support adapters.
-    #[error("this backend does not support LoRA adapters: they are computed on the CPU only")]
+    #[error("this backend does not support LoRA adapters")]
     Unsupported,
     /// No adapter of this name is loaded.
     #[error("no adapter `{name}` is loaded")]

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use crate::EngineBuilder;
 
 /// Adapters that are loaded at start, and the memory of all.
-#[derive(Debug)]
-pub(super) struct AdapterSettings {
+#[derive(Clone, Debug)]
+pub(crate) struct AdapterSettings {
     /// Names and paths.
     pub(super) adapters: Vec<(String, PathBuf)>,
     /// Maximum size in bytes of the weights in memory.
@@ -16,6 +16,15 @@ pub(super) struct AdapterSettings {
 impl Default for AdapterSettings {
     fn default() -> AdapterSettings {
         AdapterSettings { adapters: Vec::new(), memory: 1 << 30 }
+    }
+}
+
+impl AdapterSettings {
+    /// Size in bytes of the memory of a GPU that is kept free for adapters: the whole maximum if
+    /// adapters are loaded at start.
+    #[cfg(feature = "candle")]
+    pub(crate) fn reserved(&self) -> u64 {
+        if self.adapters.is_empty() { 0 } else { self.memory }
     }
 }
 
@@ -36,6 +45,10 @@ impl EngineBuilder {
     /// [`AdapterError::Changed`](crate::AdapterError::Changed). While the adapters in use leave no
     /// room, requests for others fail with
     /// [`AdapterError::OutOfMemory`](crate::AdapterError::OutOfMemory), which is retryable.
+    ///
+    /// On a GPU, the weights are in the memory of the GPU. The KV cache leaves this size free if an
+    /// adapter is loaded at start; otherwise adapters use the memory that
+    /// `gpu_memory_utilization` leaves.
     pub fn adapter_memory(mut self, bytes: u64) -> Self {
         self.adapters.memory = bytes;
         self

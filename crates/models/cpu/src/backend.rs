@@ -317,10 +317,7 @@ impl Backend for CpuBackend {
         self.checker.check(batch, &self.spec)?;
         self.kv.check_slices(batch)?;
         self.states.check_slices(batch)?;
-        let adapters = batch.sequences.iter().filter_map(|slice| slice.adapter.as_ref());
-        if let Some(foreign) = adapters.into_iter().find(|a| self.adapters.own(a).is_none()) {
-            return Err(BackendError::MalformedBatch(format!("{foreign:?} is of another model")));
-        }
+        self.adapters.check_slices(batch)?;
         if batch.sequences.is_empty() {
             return Ok(StepOutput::default());
         }

@@ -28,6 +28,7 @@ mod decoder {
 /// The tests that all backends have to pass. `crates/models/cuda/tests/decoder.rs` uses them too.
 #[path = "suite"]
 mod suite {
+    pub(crate) mod adapters;
     pub(crate) mod fixture;
     pub(crate) mod invariance;
     pub(crate) mod open;

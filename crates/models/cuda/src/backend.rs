@@ -1,14 +1,18 @@
 //! [`CandleBackend`]: implements [`Backend`] with the decoder and the KV store on a device.
 
+use std::sync::Arc;
+
 use candle_core::Device;
 use stolon_backend::kv_probe;
 use stolon_backend::{
-    Backend, BackendError, BackendSpec, BatchChecker, KvFormat, StepBatch, StepOutput, check_read,
-    check_write,
+    AdapterLoader, Backend, BackendError, BackendSpec, BatchChecker, KvFormat, StepBatch,
+    StepOutput, check_read, check_write,
 };
+use stolon_checkpoint::adapter::LoraLoader;
 use stolon_checkpoint::{DecoderConfig, Weights};
 use stolon_kvcache::BlockId;
 
+use crate::adapter_weights::OnDevice;
 use crate::attention::Attentions;
 use crate::decoder::Decoder;
 use crate::graphs::Graphs;
@@ -30,6 +34,7 @@ pub struct CandleBackend {
     spec: BackendSpec,
     kv_format: Option<KvFormat>,
     checker: BatchChecker,
+    adapters: Arc<LoraLoader<OnDevice>>,
     decoder: Decoder,
     stores: Stores,
     attentions: Attentions,
@@ -140,7 +145,8 @@ impl CandleBackend {
         let states = StateStore::new(state_shape, options.state_slots, &device)?;
         let (free, config) = (memory::of(&device), decoder.config());
         let step_bytes = step_memory.bytes();
-        shape.block_count = memory::block_count(free, &device, &shape, &options, step_bytes)?;
+        let reserved = step_bytes.saturating_add(memory::adapter_bytes(config, &options, tile));
+        shape.block_count = memory::block_count(free, &device, &shape, &options, reserved)?;
         let mut stores = Stores { kv: KvStore::new(shape.clone(), &device)?, states };
         let spec = BackendSpec {
             vocab_size: config.vocab_size,
@@ -176,11 +182,14 @@ impl CandleBackend {
             step_bytes,
             "the candle backend is ready"
         );
-        let checker = BatchChecker::new(spec.block_count);
+        let checker = BatchChecker::new(spec.block_count).with_adapters();
+        let format = OnDevice { device: device.clone(), dtype, tile };
+        let adapters = Arc::new(LoraLoader::with_format(decoder.config(), format));
         Ok(Self {
             spec,
             kv_format,
             checker,
+            adapters,
             decoder,
             stores,
             attentions,
@@ -223,8 +232,13 @@ impl Backend for CandleBackend {
         &self.spec
     }
 
+    fn adapters(&self) -> Option<Arc<dyn AdapterLoader>> {
+        Some(Arc::clone(&self.adapters) as _)
+    }
+
     fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError> {
         self.checker.check(batch, &self.spec)?;
+        self.adapters.check_slices(batch)?;
         if batch.sequences.is_empty() {
             return Ok(StepOutput::default());
         }

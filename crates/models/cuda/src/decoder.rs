@@ -7,10 +7,12 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use stolon_backend::{StepBatch, StepOutput};
+use stolon_checkpoint::adapter::Site;
 use stolon_checkpoint::config::{DecoderWeights, MixerConfig, NormsConfig};
 use stolon_checkpoint::{DecoderConfig, QueryScaling};
 
 use crate::OpenError;
+use crate::adapters::{AdapterRows, At};
 use crate::attention::{Attentions, Padding};
 use crate::draw::{self, draw_tokens, drawn_tokens};
 use crate::inputs::{OutputInputs, StepInputs};
@@ -198,17 +200,18 @@ impl Decoder {
     /// there are none.
     fn compute_layers(&self, pass: &mut Pass<'_>) -> Result<Option<Tensor>> {
         let inputs = pass.inputs;
-        let mut x = self.embed(&inputs.tokens)?;
+        let mut x = self.embed(&inputs.tokens, pass.adapters)?;
         let per_layer = self.per_layer.as_ref().map(|embedding| embedding.of(&inputs.tokens, &x));
         let mut per_layer = per_layer.transpose()?;
         for (index, layer) in self.layers.iter().enumerate() {
+            pass.layer = index;
             let mut begun = layer.begin(x, pass)?;
             if index == self.last_keeping {
                 // From here on, only rows with an output are needed.
                 let Some(outputs) = &inputs.outputs else { return Ok(None) };
                 if let Some((rows, plans)) = &outputs.rows {
                     begun = begun.select(rows)?;
-                    pass.select(rows, plans)?;
+                    pass.select(rows, plans, &outputs.adapters)?;
                     per_layer = per_layer.map(|all| all.index_select(rows, 0)).transpose()?;
                 }
             }
@@ -219,11 +222,13 @@ impl Decoder {
     }
 
     /// The embeddings of `tokens`, `[tokens, hidden_size]` in f32.
-    fn embed(&self, tokens: &Tensor) -> Result<Tensor> {
+    fn embed(&self, tokens: &Tensor, adapters: &AdapterRows) -> Result<Tensor> {
         let mut x = self.embedding.index_select(tokens, 0)?.to_dtype(DType::F32)?;
         if let Some(norm) = &self.embedding_norm {
             x = norm.apply(&x)?;
         }
+        // PEFT adds to the result of the module, which includes the norm.
+        x = adapters.embed(tokens, x)?;
         match self.config.embedding_scale {
             Some(scale) => x.affine(f64::from(scale), 0.0),
             None => Ok(x),
@@ -238,7 +243,10 @@ impl Decoder {
         let Some(rows) = &outputs.logits else {
             return Ok(Computed { hidden, ..Computed::default() });
         };
-        let mut logits = self.head.forward(&rows.of(&normed)?)?;
+        let normed = rows.of(&normed)?;
+        let of_head = At::Layer(self.layers.len(), Site::Inputs);
+        let updates = outputs.logit_adapters.updates(of_head, &normed)?;
+        let mut logits = updates.add(0, self.head.forward(&normed)?)?;
         if let Some(scale) = self.config.logit_scale {
             logits = logits.affine(f64::from(scale), 0.0)?;
         }

@@ -5,14 +5,16 @@
 //! ascending order of the experts' indices, with the shared expert last.
 
 use candle_core::{Result, Tensor};
+use stolon_checkpoint::adapter::Site;
 use stolon_checkpoint::config::{ExpertChoice, ExpertsWeights, SharedExpertWeights, TensorSpec};
 use stolon_checkpoint::{DecoderConfig, ExpertsConfig};
 
 use crate::OpenError;
 use crate::linear::Linear;
 use crate::loader::Loader;
-use crate::mlp::Mlp;
+use crate::mlp::{Mlp, MlpAdapters};
 use crate::norm::Norm;
+use crate::pass::Pass;
 
 /// The weights of a layer's mixture of experts.
 #[derive(Debug)]
@@ -112,28 +114,42 @@ impl Experts {
     /// Runs the experts on the rows of `normed` and adds their outputs to the rows of `x`. A router
     /// that has a norm reads the rows `residual`, and others read `normed`. All are `[rows,
     /// hidden_size]`.
-    pub(crate) fn add(&self, x: &Tensor, normed: &Tensor, residual: &Tensor) -> Result<Tensor> {
+    pub(crate) fn add(
+        &self,
+        x: &Tensor,
+        [normed, residual]: [&Tensor; 2],
+        pass: &Pass<'_>,
+    ) -> Result<Tensor> {
+        // The score of the shared expert comes after those of the others. Routers with a norm have
+        // no adapters.
+        let updates = pass.updates(Site::Routers, normed)?;
         let scores = match &self.router_norm {
             Some(norm) => self.router.forward(&norm.apply(residual)?)?,
-            None => self.router.forward(normed)?,
+            None => updates.add(0, self.router.forward(normed)?)?,
         };
+        let (device, layer) = (x.device(), pass.layer);
         let groups = self.groups(scores.to_vec2::<f32>()?);
         let mut x = x.clone();
-        for (mlp, mut group) in self.experts.iter().zip(groups) {
+        for (expert, (mlp, mut group)) in self.experts.iter().zip(groups).enumerate() {
             if group.rows.is_empty() {
                 continue;
             }
             let count = group.rows.len();
             group.weights.iter_mut().for_each(|weight| *weight *= self.residual_scale);
-            let rows = Tensor::from_vec(group.rows, count, x.device())?;
-            let weights = Tensor::from_vec(group.weights, (count, 1), x.device())?;
-            let output = mlp.forward(&normed.index_select(&rows, 0)?)?.broadcast_mul(&weights)?;
-            x = x.index_add(&rows, &output, 0)?;
+            let own = pass.adapters.select(&group.rows, device)?;
+            let adapters = MlpAdapters { rows: &own, layer, expert: Some(expert) };
+            let rows = Tensor::from_vec(group.rows, count, device)?;
+            let weights = Tensor::from_vec(group.weights, (count, 1), device)?;
+            let output = mlp.forward(&normed.index_select(&rows, 0)?, adapters)?;
+            x = x.index_add(&rows, &output.broadcast_mul(&weights)?, 0)?;
         }
         if let Some((mlp, gate)) = &self.shared {
-            let mut output = mlp.forward(normed)?;
+            let expert = Some(self.experts.len());
+            let adapters = MlpAdapters { rows: pass.adapters, layer, expert };
+            let mut output = mlp.forward(normed, adapters)?;
             if let Some(gate) = gate {
-                let weights = candle_nn::ops::sigmoid(&gate.forward(normed)?)?;
+                let score = updates.add(self.experts.len(), gate.forward(normed)?)?;
+                let weights = candle_nn::ops::sigmoid(&score)?;
                 output = output.broadcast_mul(&weights)?;
             }
             x = (x + output.affine(f64::from(self.residual_scale), 0.0)?)?;

@@ -8,8 +8,9 @@ use crate::OpenError;
 use crate::experts::Experts;
 use crate::layer::add;
 use crate::loader::Loader;
-use crate::mlp::Mlp;
+use crate::mlp::{Mlp, MlpAdapters};
 use crate::norm::Norm;
+use crate::pass::Pass;
 
 /// The second half of a layer, after its mixers.
 #[derive(Debug)]
@@ -72,16 +73,18 @@ impl FeedForward {
         x: &Tensor,
         normed: &Tensor,
         output_norm: Option<&Norm>,
+        pass: &Pass<'_>,
     ) -> Result<Tensor> {
+        let adapters = MlpAdapters { rows: pass.adapters, layer: pass.layer, expert: None };
         match self {
             Self::Dense(mlp) => {
-                add(config, x, mlp.forward(normed)?, (output_norm, mlp.output_factor()))
+                add(config, x, mlp.forward(normed, adapters)?, (output_norm, mlp.output_factor()))
             }
-            Self::Experts(experts) => experts.add(x, normed, normed),
+            Self::Experts(experts) => experts.add(x, [normed, normed], pass),
             Self::DenseAndExperts(both) => {
-                let dense = both.mlp_output_norm.apply(&both.mlp.forward(normed)?)?;
-                let mixture =
-                    both.experts.add(&x.zeros_like()?, &both.experts_input_norm.apply(x)?, x)?;
+                let dense = both.mlp_output_norm.apply(&both.mlp.forward(normed, adapters)?)?;
+                let inputs = both.experts_input_norm.apply(x)?;
+                let mixture = both.experts.add(&x.zeros_like()?, [&inputs, x], pass)?;
                 let sum = (dense + both.experts_output_norm.apply(&mixture)?)?;
                 add(config, x, sum, (output_norm, both.mlp.output_factor()))
             }

@@ -163,11 +163,13 @@ pub(crate) fn memory_bytes(config: &DecoderConfig, options: &CandleOptions, tile
 
 /// Pads a decode step with copies of the sequence with the shortest context. Returns `None` if
 /// `batch` is not a decode step. In a decode step, each sequence has one token, its keys and values
-/// are written, and the next token is drawn from its logits.
+/// are written, the next token is drawn from its logits, and it has no adapter, whose matrices
+/// would be at other addresses in the next step.
 fn pad(batch: &StepBatch, attentions: &Attentions) -> Option<(Size, StepBatch)> {
     let decodes = |slice: &SequenceSlice| {
         slice.token_count == 1
             && slice.write_from <= slice.start
+            && slice.adapter.is_none()
             && matches!(slice.logit_rows, LogitRows::Drawn(_))
     };
     if !batch.sequences.iter().all(decodes) {

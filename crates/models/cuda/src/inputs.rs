@@ -7,6 +7,7 @@ use candle_core::{Device, Result, Tensor};
 use stolon_backend::StepBatch;
 use stolon_checkpoint::DecoderConfig;
 
+use crate::adapters::AdapterRows;
 use crate::attention::{Attentions, Padding, Plans};
 use crate::draw;
 use crate::plan::{BatchRows, all_spans, indices, output_spans};
@@ -31,6 +32,8 @@ pub(crate) struct StepInputs {
     pub(crate) taps: Vec<TapSlots>,
     /// The inputs of recurrent layers, if the model has any.
     pub(crate) states: Option<StateInputs>,
+    /// The rows with an adapter.
+    pub(crate) adapters: AdapterRows,
     /// `None` if no row is returned.
     pub(crate) outputs: Option<OutputInputs>,
 }
@@ -41,12 +44,16 @@ pub(crate) struct OutputInputs {
     /// The indices of these rows, and the attention of their queries; `None` if all rows are
     /// returned.
     pub(crate) rows: Option<(Tensor, Plans)>,
+    /// The rows with an adapter, among those that are returned.
+    pub(crate) adapters: AdapterRows,
     /// The rows, among those that are returned, whose hidden states are returned; `None` if there
     /// are none.
     pub(crate) hidden: Option<Selection>,
     /// The rows, among those that are returned, that get logits: first the rows whose logits are
     /// returned, then the rows from which a token is drawn. `None` if there are none.
     pub(crate) logits: Option<Selection>,
+    /// The rows with an adapter, among those that get logits.
+    pub(crate) logit_adapters: AdapterRows,
     /// The parameters of the tokens that are drawn, see [`draw::upload`]; `None` if none are drawn.
     pub(crate) draws: Option<Tensor>,
 }
@@ -70,6 +77,9 @@ impl StepInputs {
         device: &Device,
     ) -> Result<Self> {
         let rows = plan.positions.len();
+        let adapters = AdapterRows::new(batch, device)?;
+        let of_outputs = adapters.select(&plan.output_rows, device)?;
+        let logit_rows = [plan.logit_rows.as_slice(), &plan.drawn_rows].concat();
         let outputs = match plan.output_rows.as_slice() {
             [] => None,
             outputs => Some(OutputInputs {
@@ -81,11 +91,9 @@ impl StepInputs {
                     }
                 },
                 hidden: Selection::some(&plan.hidden_rows, outputs.len(), device)?,
-                logits: Selection::some(
-                    &[plan.logit_rows.as_slice(), &plan.drawn_rows].concat(),
-                    outputs.len(),
-                    device,
-                )?,
+                logits: Selection::some(&logit_rows, outputs.len(), device)?,
+                logit_adapters: of_outputs.select(&logit_rows, device)?,
+                adapters: of_outputs,
                 draws: match plan.draws.as_slice() {
                     [] => None,
                     draws => Some(draw::upload(draws, device)?),
@@ -108,6 +116,7 @@ impl StepInputs {
                 Some(shape) => Some(StateInputs::new(batch, shape.taps, device)?),
                 None => None,
             },
+            adapters,
             attention: attentions.prepare(&all_spans(batch), block_size, padding, device)?,
             outputs,
         })
@@ -142,7 +151,7 @@ impl Selection {
     }
 
     /// The same as [`Selection::new`]; `None` if there are no rows.
-    fn some(rows: &[u32], count: usize, device: &Device) -> Result<Option<Self>> {
+    pub(crate) fn some(rows: &[u32], count: usize, device: &Device) -> Result<Option<Self>> {
         if rows.is_empty() { Ok(None) } else { Self::new(rows, count, device).map(Some) }
     }
 

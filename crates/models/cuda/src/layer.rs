@@ -119,7 +119,7 @@ impl Layer {
                 (None, Some(normed)) => normed,
                 (None, None) => x.clone(),
             };
-            x = mlp.add(config, &x, &normed, self.mlp_output_norm.as_ref())?;
+            x = mlp.add(config, &x, &normed, self.mlp_output_norm.as_ref(), pass)?;
         }
         if let (Some(own), Some(values)) = (&self.per_layer, per_layer) {
             x = own.add(&x, values)?;

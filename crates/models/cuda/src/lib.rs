@@ -16,12 +16,16 @@
 //! * `state_store`, `state_inputs` and `recurrence`: the states of recurrent layers, what a step
 //!   uploads for them, and the operation that advances them;
 //! * `gate`: the gate of an MLP in one pass;
+//! * `adapter_weights` and `adapters`: the matrices of LoRA adapters, and the rows of a step that use
+//!   them;
 //! * `draw`: tokens that are drawn from rows of logits on the device;
 //! * `inputs` and `graphs`: what a step uploads, and decode steps as CUDA graphs.
 //!
 //! A backend is made on the thread that uses it, because a CUDA context belongs to a thread's
 //! stream: `EngineBuilder::backend_with` in the crate `stolon` does that.
 
+mod adapter_weights;
+mod adapters;
 mod attention;
 mod backend;
 mod bits;

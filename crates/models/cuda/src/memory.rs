@@ -150,6 +150,23 @@ pub(crate) fn step_bytes(config: &DecoderConfig, options: &CandleOptions, tile: 
     4 * per_row.saturating_mul(options.step_tokens as u64).saturating_add(mlp).max(logits)
 }
 
+/// The memory in bytes that is kept free for adapters: their weights, and an upper estimate of what
+/// a step with adapters needs in addition to other steps. That is the results of a projection in
+/// f32, their updates, and the sums.
+pub(crate) fn adapter_bytes(config: &DecoderConfig, options: &CandleOptions, tile: RowTile) -> u64 {
+    if options.adapter_bytes == 0 {
+        return 0;
+    }
+    let mixers = config.mixers().map(inner_width).max().unwrap_or(0);
+    let mlps = config.layers.iter().filter_map(|layer| layer.mlp.as_ref()?.dense());
+    let experts = config.experts().map_or(0, |experts| experts.width);
+    let inner = mlps.map(|mlp| mlp.width).max().unwrap_or(0).max(experts);
+    let width = mixers.max(2 * inner).max(config.hidden_size) as u64;
+    let of_layers = width.saturating_mul(tile.rows(options.step_tokens) as u64);
+    let logits = config.vocab_size as u64 * tile.rows(options.step_sequences) as u64;
+    options.adapter_bytes.saturating_add(of_layers.max(logits).saturating_mul(12))
+}
+
 /// Number of values that a mixer computes for each row between its projections.
 fn inner_width(mixer: &MixerConfig) -> usize {
     let of_recurrence =
@@ -189,18 +206,19 @@ pub(crate) fn explain(
 ///
 /// # Errors
 /// [`ModelError::KvStore`] if not even one block fits in the budget. [`ModelError::OutOfMemory`] if
-/// the KV store, and on a GPU also the memory of a step, do not fit in the device's free memory.
+/// the KV store, and on a GPU also `reserved` bytes for a step and adapters, do not fit in the
+/// device's free memory.
 pub(crate) fn block_count(
     memory: Option<DeviceMemory>,
     device: &Device,
     shape: &StoreShape,
     options: &CandleOptions,
-    step_bytes: u64,
+    reserved: u64,
 ) -> std::result::Result<usize, ModelError> {
     let block_bytes = shape.block_bytes();
     let count = match (options.kv_budget, memory) {
         (KvBudget::Auto, Some(memory)) if !device.is_cpu() => {
-            let budget = share(memory, options.memory_utilization, step_bytes);
+            let budget = share(memory, options.memory_utilization, reserved);
             if budget < block_bytes as u64 {
                 let share = options.memory_utilization;
                 let what = format!("a KV block, in the {share} of the memory that may be in use");
@@ -217,9 +235,10 @@ pub(crate) fn block_count(
     let kv_bytes = (count as u64).saturating_mul(block_bytes as u64);
     let (expected, step) = match device.is_cpu() {
         true => (kv_bytes, String::new()),
-        false => {
-            (kv_bytes.saturating_add(step_bytes), format!(", and a step of {step_bytes} bytes"))
-        }
+        false => (
+            kv_bytes.saturating_add(reserved),
+            format!(", and {reserved} bytes for a step and adapters"),
+        ),
     };
     match memory {
         Some(DeviceMemory { free, .. }) if expected > free => {
@@ -231,17 +250,38 @@ pub(crate) fn block_count(
 }
 
 /// The memory in bytes that remains for the KV store if the backend uses the share `utilization` of
-/// the device's memory. `memory` was measured after the weights were loaded, and a step needs
-/// `step_bytes`.
-fn share(memory: DeviceMemory, utilization: f64, step_bytes: u64) -> u64 {
+/// the device's memory. `memory` was measured after the weights were loaded, and `reserved`
+/// bytes are kept free for a step and adapters.
+fn share(memory: DeviceMemory, utilization: f64, reserved: u64) -> u64 {
     let allowed = (memory.total as f64 * utilization) as u64;
     let used = memory.total.saturating_sub(memory.free);
-    allowed.saturating_sub(used).saturating_sub(step_bytes)
+    allowed.saturating_sub(used).saturating_sub(reserved)
 }
 
 #[cfg(test)]
 mod tests {
+    use stolon_checkpoint::{LoadOptions, ModelSource, load};
+
     use super::*;
+
+    /// Goal: without adapters nothing is kept free for them. With them it is their weights, and more
+    /// for steps with more tokens or sequences.
+    #[test]
+    fn adapters_take_memory_for_their_weights_and_for_steps() {
+        let source = ModelSource::Random { preset: "20m".to_owned(), seed: 0 };
+        let config = load(&source, &LoadOptions::default()).expect("a preset").config;
+        let bytes = |adapter_bytes, step_tokens, step_sequences| {
+            let sizes =
+                CandleOptions { adapter_bytes, step_tokens, step_sequences, ..Default::default() };
+            super::adapter_bytes(&config, &sizes, RowTile(Some(32)))
+        };
+        assert_eq!(bytes(0, 2048, 256), 0);
+        let small = bytes(1000, 64, 1);
+        assert!(small > 1000);
+        assert!(bytes(1000, 4096, 1) > small && bytes(1000, 64, 512) > small);
+        assert_eq!(bytes(3000, 64, 1), small + 2000);
+        assert_eq!(bytes(u64::MAX, 64, 1), u64::MAX);
+    }
 
     /// Goal: memory that any program uses already and the memory of a step are subtracted from the
     /// share, without underflow.

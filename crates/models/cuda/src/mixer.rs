@@ -6,6 +6,7 @@
 
 use candle_core::{Result, Tensor, bail};
 use stolon_checkpoint::DecoderConfig;
+use stolon_checkpoint::adapter::Site;
 use stolon_checkpoint::config::MixerWeights;
 
 use crate::OpenError;
@@ -140,6 +141,10 @@ impl Mixer {
                 bail!("a mixer without attention has no queries")
             }
         };
-        self.output.forward(&mixed)
+        let site = match self.kind {
+            Kind::Mamba2(_) => Site::MambaOutput,
+            _ => Site::Output,
+        };
+        pass.updates(site, &mixed)?.add(0, self.output.forward(&mixed)?)
     }
 }

@@ -2,9 +2,11 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use stolon_checkpoint::GateFunction;
+use stolon_checkpoint::adapter::{ExpertSite, Site};
 use stolon_checkpoint::config::{GateConfig, MlpInputs, MlpWeights, PlainFunction};
 
 use crate::OpenError;
+use crate::adapters::{AdapterRows, At, Updates};
 use crate::gate::gate;
 use crate::linear::Linear;
 use crate::loader::Loader;
@@ -74,26 +76,51 @@ impl Mlp {
 
     /// Computes the MLP of `x`, `[rows, hidden_size]`. Returns `[rows, hidden_size]` in f32,
     /// without the output factor.
-    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    pub(crate) fn forward(&self, x: &Tensor, adapters: MlpAdapters<'_>) -> Result<Tensor> {
         // The rows are padded to whole tiles once, for both products.
         let tiles = self.down.tile().fill(x)?;
+        let updates = adapters.updates(ExpertSite::GateUp, &tiles)?;
         let inner = match &self.inner {
             Inner::Gated { gate_up, function, factors: None } => {
-                gate(&gate_up.tiles(&tiles)?, *function)?
+                gate(&updates.add(0, gate_up.tiles(&tiles)?)?, *function)?
             }
             Inner::Gated { gate_up, function, factors: Some(factors) } => {
-                let inputs = gate_up.tiles(&tiles)?.to_dtype(DType::F32)?;
+                let inputs = updates.add(0, gate_up.tiles(&tiles)?)?.to_dtype(DType::F32)?;
                 gate(&inputs.broadcast_mul(factors)?, *function)?
             }
             Inner::Plain { up, function } => {
-                let inner = up.tiles(&tiles)?.to_dtype(DType::F32)?;
+                let inner = updates.add(0, up.tiles(&tiles)?)?.to_dtype(DType::F32)?;
                 match function {
                     PlainFunction::GeluTanh => inner.gelu()?,
                     PlainFunction::SquaredRelu => inner.relu()?.sqr()?,
                 }
             }
         };
-        self.down.tiles(&inner)?.narrow(0, 0, x.dim(0)?)?.to_dtype(DType::F32)
+        let updates = adapters.updates(ExpertSite::Down, &inner)?;
+        let output = updates.add(0, self.down.tiles(&inner)?)?;
+        output.narrow(0, 0, x.dim(0)?)?.to_dtype(DType::F32)
+    }
+}
+
+/// The adapters of the rows of an MLP.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MlpAdapters<'a> {
+    pub(crate) rows: &'a AdapterRows,
+    /// Index of the layer.
+    pub(crate) layer: usize,
+    /// Index of the expert, if the MLP is one of several. The shared expert comes after the others.
+    pub(crate) expert: Option<usize>,
+}
+
+impl<'a> MlpAdapters<'a> {
+    /// The updates of the projections `site` with the input `x`.
+    fn updates(self, site: ExpertSite, x: &Tensor) -> Result<Updates<'a>> {
+        let at = match (self.expert, site) {
+            (Some(expert), site) => At::Expert(self.layer, expert, site),
+            (None, ExpertSite::GateUp) => At::Layer(self.layer, Site::GateUp),
+            (None, ExpertSite::Down) => At::Layer(self.layer, Site::Down),
+        };
+        self.rows.updates(at, x)
     }
 }
 

@@ -95,6 +95,9 @@ pub struct CandleOptions {
     /// Maximum number of running sequences of a model with recurrent layers, at least 1. Each
     /// occupies a slot for its state, and the memory of all slots is reserved.
     pub state_slots: usize,
+    /// Memory in bytes that the KV store leaves free on a GPU with [`KvBudget::Auto`], for LoRA
+    /// adapters. If it is 0, adapters use the memory outside of the share `memory_utilization`.
+    pub adapter_bytes: u64,
     /// Element type of matrix products. `None` selects f32 on the CPU and for f32 weights, f16 for
     /// f16 weights, and bf16 for all others.
     pub compute_type: Option<ComputeType>,
@@ -124,6 +127,7 @@ impl Default for CandleOptions {
             step_tokens: 2048,
             step_sequences: 256,
             state_slots: 64,
+            adapter_bytes: 0,
             compute_type: None,
             kv_type: None,
             batch_invariant: true,

@@ -3,7 +3,9 @@
 
 use candle_core::{DType, Result, Tensor, bail};
 use stolon_checkpoint::QueryScaling;
+use stolon_checkpoint::adapter::Site;
 
+use crate::adapters::{AdapterRows, At, Updates};
 use crate::attention::Plans;
 use crate::inputs::StepInputs;
 use crate::kv_store::KvStore;
@@ -17,6 +19,10 @@ use crate::state_store::{StateStore, Stores};
 pub(crate) struct Pass<'a> {
     pub(crate) inputs: &'a StepInputs,
     stores: &'a Stores,
+    /// The rows with an adapter.
+    pub(crate) adapters: &'a AdapterRows,
+    /// Index of the layer that is computed.
+    pub(crate) layer: usize,
     /// The attention of the rows.
     pub(crate) plans: &'a Plans,
     /// Positions of the rows, `[rows]` in u32.
@@ -44,6 +50,8 @@ impl<'a> Pass<'a> {
         Ok(Self {
             inputs,
             stores,
+            adapters: &inputs.adapters,
+            layer: 0,
             plans: &inputs.attention,
             rotations: rotations.collect::<Result<_>>()?,
             query_factors: factors.collect::<Result<_>>()?,
@@ -52,9 +60,14 @@ impl<'a> Pass<'a> {
         })
     }
 
-    /// Keeps only the rows `rows`, whose attention is `plans`.
-    pub(crate) fn select(&mut self, rows: &Tensor, plans: &'a Plans) -> Result<()> {
-        self.plans = plans;
+    /// Keeps only the rows `rows`, whose attention is `plans` and whose adapters are `adapters`.
+    pub(crate) fn select(
+        &mut self,
+        rows: &Tensor,
+        plans: &'a Plans,
+        adapters: &'a AdapterRows,
+    ) -> Result<()> {
+        (self.plans, self.adapters) = (plans, adapters);
         self.positions = self.positions.index_select(rows, 0)?;
         for rotations in &mut self.rotations {
             *rotations = rotations.at(rows)?;
@@ -81,6 +94,11 @@ impl<'a> Pass<'a> {
             Some(inputs) => Ok(inputs),
             None => bail!("expected slices with states"),
         }
+    }
+
+    /// The updates by adapters of the layer's projections at `site`, which have the input `x`.
+    pub(crate) fn updates(&self, site: Site, x: &Tensor) -> Result<Updates<'a>> {
+        self.adapters.updates(At::Layer(self.layer, site), x)
     }
 
     /// The rotations of the rows by the rotary embedding `rope`; `None` if there is none.

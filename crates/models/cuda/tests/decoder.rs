@@ -1,7 +1,13 @@
 //! Tests the candle backend on `Device::Cpu`: its logits equal those of transformers and of the CPU
 //! backend, and do not depend on batches, chunks, block sizes and cached prefixes.
 
+#[path = "../../checkpoint/tests/it/support/adapter_writer.rs"]
+mod adapter_writer;
+#[path = "../../checkpoint/tests/it/support/model_adapter.rs"]
+mod model_adapter;
+
 mod decoder {
+    mod adapters;
     mod copies;
     mod fixture;
     mod graphs;
@@ -14,6 +20,7 @@ mod decoder {
 /// The tests that all backends have to pass.
 #[path = "../../cpu/tests/suite"]
 mod suite {
+    pub(crate) mod adapters;
     pub(crate) mod fixture;
     pub(crate) mod invariance;
     pub(crate) mod open;

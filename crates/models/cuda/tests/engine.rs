@@ -1,6 +1,11 @@
 //! The engine on the candle backend: the answers are those on the CPU backend, with a cold and a
 //! warm cache, and for requests that run together.
 
+#[path = "../../checkpoint/tests/it/support/adapter_writer.rs"]
+mod adapter_writer;
+#[path = "../../checkpoint/tests/it/support/model_adapter.rs"]
+mod model_adapter;
+
 use std::path::{Path, PathBuf};
 
 use futures::future::join_all;
@@ -111,6 +116,42 @@ async fn replayed_steps_give_the_answers_of_the_cpu_backend() {
             assert_eq!(got.text, expected.text);
         }
     }
+    candle.audit().await.expect("consistent accounting");
+    for engine in [cpu, candle] {
+        engine.shutdown().await;
+    }
+}
+
+/// Goal: requests with an adapter that is loaded while the engine runs get the answers of the CPU
+/// backend, together with requests of the model itself, whose cached prefixes they do not read. An
+/// adapter that was unloaded is unknown.
+#[tokio::test]
+async fn adapters_give_the_answers_of_the_cpu_backend() {
+    let (handbook, questions) = book();
+    let (cpu, candle) = (on_cpu_backend().await, on_candle(512, CandleOptions::default()).await);
+    let LoadedModel { config, .. } =
+        load(&ModelSource::Directory(demo()), &LoadOptions::default()).expect("the demo model");
+    let dir = tempfile::tempdir().expect("a directory");
+    model_adapter::whole_adapter(&config, 8, "F32", 1).write(dir.path());
+    let base = ask(&candle, &handbook, &questions[0]).await;
+    for engine in [&cpu, &candle] {
+        let info = engine.load_adapter("own", dir.path()).await.expect("a valid adapter");
+        assert!(info.bytes > 0);
+    }
+    let adapted = || request(&handbook, &questions[0]).logprobs(0).adapter("own");
+    let expected = answer(&cpu, adapted()).await;
+    let (cold, again) =
+        tokio::join!(answer(&candle, adapted()), ask(&candle, &handbook, &questions[0]));
+    assert_eq!(cold.text, expected.text);
+    assert_eq!(cold.finish.usage.cached_tokens, 0);
+    assert_eq!((&again.text, &again.logprobs), (&base.text, &base.logprobs));
+    let warm = answer(&candle, adapted()).await;
+    assert!(warm.finish.usage.cached_tokens >= 1024, "{:?}", warm.finish.usage);
+    assert_eq!((&warm.token_ids, &warm.logprobs), (&cold.token_ids, &cold.logprobs));
+    assert_ne!(cold.logprobs, base.logprobs);
+    candle.unload_adapter("own").expect("it is loaded");
+    let error = candle.generate(adapted()).await.expect_err("it was unloaded").to_string();
+    assert!(error.contains("own"), "{error}");
     candle.audit().await.expect("consistent accounting");
     for engine in [cpu, candle] {
         engine.shutdown().await;

@@ -3,8 +3,8 @@
 //! 1. The device is opened and describes itself.
 //! 2. Checks of correctness on small models with random weights, one per architecture: the logits
 //!    are those of the CPU backend, and those with a warm cache are those with a cold one; answers
-//!    do not change when KV blocks are freed and written again all the time; and decode steps
-//!    compute the same as CUDA graphs.
+//!    do not change when KV blocks are freed and written again all the time; decode steps compute
+//!    the same as CUDA graphs; and LoRA adapters compute the same alone and in one batch.
 //! 3. Measurements: the device's limits, prefill and decode as a share of them, and time to first
 //!    token.
 //!
@@ -12,6 +12,8 @@
 
 #![forbid(unsafe_code)]
 
+mod adapters;
+mod compare;
 mod first_token;
 mod formats;
 mod graphs;
@@ -42,6 +44,8 @@ use self::subject::{Candle, Setup, Subject, Target};
 const HALF_ON_CPU: [&str; 2] = ["llama", "qwen3_moe"];
 /// Architectures that the check of reused blocks runs: full attention, and windows.
 const REUSED: [&str; 2] = ["llama", "gemma3_text"];
+/// Architectures that the check of adapters runs: dense layers, and experts.
+const ADAPTED: [&str; 2] = ["llama", "qwen3_moe"];
 
 /// Prints a line.
 pub type Print = fn(&str) -> std::io::Result<()>;
@@ -62,6 +66,12 @@ pub struct GpuCheckArgs {
     /// File to which the report is written as JSON, to attach it to a bug report
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Report of an earlier run (--json). At the end, the changes since then are printed
+    ///
+    /// These are checks that pass or fail now, checks of only one run, and measurements that differ
+    /// by 5 % or more.
+    #[arg(long, value_name = "OLD")]
+    compare: Option<PathBuf>,
 }
 
 /// The kind of GPU that this build supports.
@@ -82,12 +92,19 @@ impl GpuCheckArgs {
     /// # Errors
     /// If the report cannot be written.
     pub async fn run(self, print: Print) -> anyhow::Result<ExitCode> {
+        // It is read first, so that a wrong path costs no time on the device.
+        let old = self.compare.as_deref().map(compare::read).transpose()?;
         let report = Report::new(self.device.to_string(), print);
         let report = check(&Candle, self.device, self.model.as_ref(), report).await?;
         if let Some(path) = &self.json {
             let text = serde_json::to_string_pretty(&report)?;
             let written = std::fs::write(path, text + "\n");
             written.with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        if let (Some(old), Some(path)) = (old, &self.compare) {
+            print(&format!("changes since {}:", path.display()))?;
+            let new = serde_json::to_value(&report)?;
+            compare::changes(&old, &new).iter().try_for_each(|line| print(line))?;
         }
         Ok(if report.passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
@@ -134,6 +151,7 @@ enum Kind {
     WarmEqualsCold,
     BlocksReused,
     CudaGraphs,
+    Adapters,
 }
 
 impl Kind {
@@ -143,6 +161,7 @@ impl Kind {
             Self::WarmEqualsCold => "warm-equals-cold",
             Self::BlocksReused => "blocks-reused",
             Self::CudaGraphs => "cuda-graphs",
+            Self::Adapters => "adapters",
         }
     }
 }
@@ -174,6 +193,12 @@ async fn checks<T: Target>(
     for subject in subjects.iter().filter(|subject| REUSED.contains(&subject.name.as_str())) {
         let setup = Setup::new(device, compute_type);
         one(target, Kind::BlocksReused, subject, setup, report).await?;
+    }
+    for subject in subjects.iter().filter(|subject| ADAPTED.contains(&subject.name.as_str())) {
+        for compute_type in compute_types(device, &subject.name) {
+            let setup = Setup::new(device, Some(compute_type));
+            one(target, Kind::Adapters, subject, setup, report).await?;
+        }
     }
     for subject in &subjects {
         for setup in with_graphs(Setup::new(device, compute_type)) {
@@ -238,6 +263,9 @@ async fn one<T: Target>(
         }),
         Kind::CudaGraphs => tokio::task::spawn_blocking(move || {
             graphs::with_steps(&target, &subject, &setup, compute_type)
+        }),
+        Kind::Adapters => tokio::task::spawn_blocking(move || {
+            adapters::in_one_batch(&target, &subject, &setup, compute_type)
         }),
     };
     let outcome = match task.await {

@@ -14,7 +14,7 @@ fn format_bytes(bytes: u64) -> String {
 }
 
 /// The version of the report's fields. It is raised when one changes its meaning.
-const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 1;
 
 /// Everything that was found. A value that could not be determined is `null`.
 #[derive(Debug, Serialize)]
@@ -56,7 +56,7 @@ pub(super) struct Device {
 /// A check of correctness.
 #[derive(Debug, Serialize)]
 pub(super) struct Check {
-    /// `device`, `cpu-parity`, `warm-equals-cold`, `blocks-reused` or `cuda-graphs`.
+    /// `device`, `cpu-parity`, `warm-equals-cold`, `blocks-reused`, `cuda-graphs` or `adapters`.
     pub(super) kind: &'static str,
     pub(super) model: String,
     /// `f32`, `f16` or `bf16`; `null` for the model's default.

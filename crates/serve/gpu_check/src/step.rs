@@ -3,7 +3,8 @@
 use anyhow::ensure;
 use stolon::Backend;
 use stolon::backend::{
-    BackendSpec, BlockId, Draw, LogitRows, SequenceSlice, SliceState, StateCheckpoint, StepBatch,
+    Adapter, BackendSpec, BlockId, Draw, LogitRows, SequenceSlice, SliceState, StateCheckpoint,
+    StepBatch,
 };
 
 /// Positions `from..to` of a sequence. All get logits.
@@ -21,12 +22,20 @@ pub(super) struct Part<'a> {
     pub(super) resume: Option<usize>,
     /// A checkpoint that is written, and the number of positions that it covers.
     pub(super) checkpoint: Option<(usize, usize)>,
+    /// The adapter of the sequence.
+    pub(super) adapter: Option<&'a Adapter>,
 }
 
 impl<'a> Part<'a> {
     /// A part whose positions are all written.
     pub(super) fn new(tokens: &'a [u32], from: usize, to: usize, table: &'a [BlockId]) -> Self {
-        Self { tokens, from, to, write_from: from, table, resume: None, checkpoint: None }
+        let (resume, checkpoint, adapter) = (None, None, None);
+        Self { tokens, from, to, write_from: from, table, resume, checkpoint, adapter }
+    }
+
+    /// The same part with an adapter.
+    pub(super) fn with(self, adapter: Option<&'a Adapter>) -> Self {
+        Self { adapter, ..self }
     }
 
     /// The same part, which resumes from checkpoint `index`.
@@ -83,6 +92,7 @@ pub(super) fn batch(spec: &BackendSpec, parts: &[Part<'_>]) -> StepBatch {
         block_table: part.table.to_vec(),
         logit_rows: LogitRows::All,
         state: part.state(spec),
+        adapter: part.adapter.cloned(),
         ..SequenceSlice::default()
     };
     StepBatch {

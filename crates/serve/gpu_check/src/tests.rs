@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use stolon::Backend;
-use stolon::backend::{BackendError, BackendSpec, BlockId, StepBatch, StepOutput};
+use stolon::backend::{AdapterLoader, BackendError, BackendSpec, BlockId, StepBatch, StepOutput};
 use stolon_checkpoint::config::Architecture;
 use stolon_checkpoint::{DecoderConfig, Weights};
 use stolon_cuda::{CandleBackend, CandleOptions, OpenError};
@@ -25,6 +25,8 @@ enum Fault {
     SecondWrite,
     /// With CUDA graphs, decode steps write keys and values of another token.
     GraphWrites,
+    /// Adapters are ignored.
+    Adapters,
     /// It panics.
     Panic,
 }
@@ -64,9 +66,16 @@ impl Backend for FaultyBackend {
         self.inner.spec()
     }
 
+    fn adapters(&self) -> Option<std::sync::Arc<dyn AdapterLoader>> {
+        self.inner.adapters()
+    }
+
     fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError> {
         assert_ne!(self.fault, Fault::Panic, "a fault");
         let mut batch = batch.clone();
+        if self.fault == Fault::Adapters {
+            batch.sequences.iter_mut().for_each(|slice| slice.adapter = None);
+        }
         if self.fault == Fault::SecondWrite {
             for slice in &mut batch.sequences {
                 let end = slice.start + slice.token_count;
@@ -132,6 +141,9 @@ async fn every_fault_is_noticed() {
         // Split-KV decoding can be captured on the CPU, too.
         (Fault::None, Kind::CudaGraphs, false, true),
         (Fault::GraphWrites, Kind::CudaGraphs, false, false),
+        (Fault::None, Kind::Adapters, true, true),
+        (Fault::Adapters, Kind::Adapters, true, false),
+        (Fault::Batches, Kind::Adapters, true, false),
         (Fault::Panic, Kind::CpuParity, true, false),
         (Fault::Panic, Kind::BlocksReused, true, false),
     ] {

@@ -1,19 +1,10 @@
 //! LoRA adapters: their results are those of PEFT, and bit-identical for all batchings, next to
 //! other adapters and to the model without one.
 
-use std::collections::HashMap;
-use std::path::PathBuf;
-
 use safetensors::SafeTensors;
-use stolon_backend::{
-    Adapter, AdapterLoadError, Backend, BackendError, BackendSpec, StepBatch, StepOutput,
-};
-use stolon_checkpoint::config::{FeedForwardWeights, TensorSpec};
-use stolon_checkpoint::{
-    AttentionConfig, DecoderConfig, KvType, LoadedModel, MixerConfig, Tensor, Weights,
-};
+use stolon_backend::Backend;
+use stolon_checkpoint::{AttentionConfig, DecoderConfig, KvType, MixerConfig};
 use stolon_kernels::Path;
-use stolon_kvcache::BlockId;
 
 use super::converted;
 use super::fixture::{self, Setup};
@@ -21,74 +12,9 @@ use super::invariance::wide_model;
 use crate::adapter_writer::AdapterWriter;
 use crate::gguf_writer::{GgufWriter, Meta};
 use crate::model_adapter::whole_adapter;
+use crate::suite::adapters::{self, Adapted, directory, load, names};
 use crate::suite::invariance::Subject;
-use crate::suite::{Open, run};
-
-/// Maximum size of the adapters of these tests in bytes.
-pub(super) const BYTES_MAX: u64 = 64 << 20;
-
-/// The directory of the adapter of the fixture `name`.
-fn directory(name: &str) -> PathBuf {
-    fixture::directory("lora").join(name)
-}
-
-/// The names of the models with an adapter.
-fn names() -> Vec<String> {
-    let entries = std::fs::read_dir(fixture::directory("lora")).expect("the fixtures");
-    let name = |entry: std::io::Result<std::fs::DirEntry>| entry.expect("an entry").file_name();
-    let mut names: Vec<_> =
-        entries.map(|entry| name(entry).to_string_lossy().into_owned()).collect();
-    names.sort_unstable();
-    assert!(names.len() >= 10, "{names:?}");
-    names
-}
-
-/// Loads the adapter at `path` for the model of `backend`.
-pub(super) fn load(
-    backend: &dyn Backend,
-    path: &std::path::Path,
-) -> Result<Adapter, AdapterLoadError> {
-    backend.adapters().expect("the backend supports adapters").load(path, BYTES_MAX)
-}
-
-/// A backend that computes all slices with the same adapter.
-struct Adapted {
-    inner: Box<dyn Backend>,
-    adapter: Adapter,
-}
-
-impl Adapted {
-    fn open(inner: Box<dyn Backend>, path: &std::path::Path) -> Box<dyn Backend> {
-        let adapter = load(&*inner, path).expect("a valid adapter");
-        Box::new(Self { inner, adapter })
-    }
-}
-
-impl Backend for Adapted {
-    fn spec(&self) -> &BackendSpec {
-        self.inner.spec()
-    }
-
-    fn step(&mut self, batch: &StepBatch) -> Result<StepOutput, BackendError> {
-        let mut batch = batch.clone();
-        batch.sequences.iter_mut().for_each(|slice| slice.adapter = Some(self.adapter.clone()));
-        self.inner.step(&batch)
-    }
-
-    fn read_blocks(&mut self, blocks: &[BlockId], to: &mut [u8]) -> Result<(), BackendError> {
-        self.inner.read_blocks(blocks, to)
-    }
-
-    fn write_blocks(&mut self, blocks: &[BlockId], from: &[&[u8]]) -> Result<(), BackendError> {
-        self.inner.write_blocks(blocks, from)
-    }
-}
-
-/// A way of opening backends that compute everything with the adapter at `path`.
-fn open_adapted(setup: Setup, path: PathBuf) -> Open<'static> {
-    let open = fixture::open(setup);
-    Box::new(move |model, sizes| Ok(Adapted::open(open(model, sizes)?, &path)))
-}
+use crate::suite::run;
 
 /// Goal: logits and greedy tokens of models with an adapter match those of PEFT, on every
 /// instruction set of this machine. `make_lora.py` says what each adapter has.
@@ -97,7 +23,8 @@ fn adapters_match_peft() {
     for name in names() {
         for path in Path::supported() {
             let setup = Setup { path: Some(path), ..Setup::default() };
-            compare_with_peft(&name, fixture::model(&name), setup, &directory(&name));
+            let backend = Box::new(fixture::backend(fixture::model(&name), setup));
+            adapters::check_peft(&name, &format!("{setup:?}"), backend, &directory(&name));
         }
     }
 }
@@ -117,25 +44,10 @@ fn converted_adapters_match_peft() {
         }
         count += 1;
         let model = converted::model(&name).expect("a valid model");
-        compare_with_peft(&name, model, Setup::default(), &adapter);
+        let backend = Box::new(fixture::backend(model, Setup::default()));
+        adapters::check_peft(&name, "converted", backend, &adapter);
     }
     assert!(count >= 21, "{count} adapters");
-}
-
-/// Compares the logits of the fixture `name`, whose model is `model`, with the adapter at `path`
-/// with those of PEFT.
-fn compare_with_peft(name: &str, model: LoadedModel, setup: Setup, path: &std::path::Path) {
-    let expected = fixture::expected(&format!("lora/{name}"));
-    let mut backend = Adapted::open(Box::new(fixture::backend(model, setup)), path);
-    let table = run::table(5, expected.prompt.len(), 16);
-    let rows = run::rows(&mut *backend, &expected.prompt, 0, usize::MAX / 2, &table);
-    for (&row, logits) in expected.rows.iter().zip(&expected.logits) {
-        let difference = fixture::difference(&rows[row], logits);
-        assert!(
-            difference < 1e-3,
-            "{name}, {setup:?}, row {row}: {difference} standard deviations"
-        );
-    }
 }
 
 /// Goal: rows with an adapter are batch invariant for every kind of model. An adapter changes no
@@ -147,7 +59,7 @@ fn adapters_are_batch_invariant() {
     for (name, kv_type) in names().into_iter().zip(KvType::ALL.into_iter().cycle()) {
         let setup = Setup { kv_type, path: Some(path), ..Setup::default() };
         let label = format!("with an adapter, {kv_type}, {path:?}");
-        let open = open_adapted(setup, directory(&name));
+        let open = adapters::open(fixture::open(setup), directory(&name));
         Subject::fixture(&name, &label, open, &[1, 2]).check();
     }
 }
@@ -179,7 +91,7 @@ fn wide_adapters_are_batch_invariant() {
         }
         adapter.write(dir.path());
         let setup = Setup { kv_type: KvType::Bf16, path: Some(path), ..Setup::default() };
-        let open = open_adapted(setup, dir.path().to_owned());
+        let open = adapters::open(fixture::open(setup), dir.path().to_owned());
         let label = format!("wide {model} with an adapter, {dtype}, {path:?}");
         let tokens = (0..140).map(|i| i * i % 499).collect();
         Subject::new(label, Box::new(open_model), open, &[1, 2], tokens).check();
@@ -190,68 +102,7 @@ fn wide_adapters_are_batch_invariant() {
 /// gives the results of a model with the adapter in its weights.
 #[test]
 fn adapters_of_routers_equal_merged_weights() {
-    for name in ["qwen2_moe", "glm4_moe", "mixtral"] {
-        let plain = fixture::model(name);
-        let mlps = plain.config.weights().layers.into_iter().filter_map(|layer| layer.mlp);
-        let routers = mlps.filter_map(|mlp| match mlp {
-            FeedForwardWeights::Experts(experts) => Some(experts),
-            _ => None,
-        });
-        let routers: Vec<TensorSpec> = routers
-            .flat_map(|experts| {
-                let gate = experts.shared.and_then(|shared| shared.gate);
-                [experts.router].into_iter().chain(gate).map(|router| router.weight)
-            })
-            .collect();
-        let mut adapter = AdapterWriter::new(4, 9);
-        let mut merged: HashMap<&str, Vec<f32>> = HashMap::new();
-        for spec in &routers {
-            let (rows, columns) = (spec.shape[0], spec.shape[1]);
-            let module = spec.name.strip_suffix(".weight").expect("a matrix");
-            adapter.add(module, [rows, columns], "F32");
-            let [.., first, second] = &adapter.tensors[..] else { panic!("two matrices") };
-            let floats = |bytes: &[u8]| -> Vec<f32> {
-                bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
-            };
-            let (a, b) = (floats(&first.3), floats(&second.3));
-            let mut values = plain.weights.floats(spec).expect("a matrix");
-            for (index, value) in values.iter_mut().enumerate() {
-                let (row, column) = (index / columns, index % columns);
-                *value +=
-                    (0..4).map(|r| 2.0 * b[row * 4 + r] * a[r * columns + column]).sum::<f32>();
-            }
-            merged.insert(&spec.name, values);
-        }
-        let dir = tempfile::tempdir().expect("a directory");
-        adapter.write(dir.path());
-        let tensors = plain.config.tensors().into_iter().map(|spec| {
-            let values = match merged.get(spec.name.as_str()) {
-                Some(values) => values.clone(),
-                None => plain.weights.floats(&spec).expect("floats"),
-            };
-            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-            let (dtype, bytes) = (stolon_checkpoint::TensorType::F32, bytes.into());
-            Tensor { name: spec.name, dtype, shape: spec.shape, bytes }
-        });
-        let weights = Weights::from_tensors("merged", tensors).expect("valid tensors");
-        let model = LoadedModel { weights, ..fixture::model(name) };
-        let prompt: Vec<u32> = (0..40).map(|i| (7 * i + 3) % 80).collect();
-        let logits = |mut backend: Box<dyn Backend>| {
-            let table = run::table(5, prompt.len(), 16);
-            run::rows(&mut *backend, &prompt, 0, usize::MAX / 2, &table)
-        };
-        let setup = Setup::default();
-        let expected = logits(Box::new(fixture::backend(model, setup)));
-        let base = logits(Box::new(fixture::backend(fixture::model(name), setup)));
-        let own = Box::new(fixture::backend(plain, setup));
-        let adapted = logits(Adapted::open(own, dir.path()));
-        let difference = |a: &[Vec<f32>], b: &[Vec<f32>]| {
-            let rows = a.iter().zip(b).map(|(a, b)| fixture::difference(a, b));
-            rows.fold(0.0, f32::max)
-        };
-        assert!(difference(&adapted, &expected) < 1e-3, "{name}");
-        assert!(difference(&base, &expected) > 1e-2, "{name}: the adapter changes nothing");
-    }
+    adapters::check_routers(&fixture::open(Setup::default()));
 }
 
 /// Goal: in a batch of the model itself and several adapters, of different ranks and with prompts
@@ -265,80 +116,15 @@ fn requests_with_different_adapters_share_a_batch() {
     for (model, path) in all.into_iter().map(|path| ("qwen3", path)).chain(models) {
         let (config, open_model) = wide_model(model, stolon_checkpoint::TensorType::Bf16);
         let setup = Setup { path: Some(path), threads: 2, ..Setup::default() };
-        let backend = || fixture::backend(open_model(), setup);
-        let mut mixed = backend();
-        let dir = tempfile::tempdir().expect("a directory");
-        let mut adapters = vec![None];
-        for (seed, rank) in [(1, 4), (2, 16), (3, 33)] {
-            let mut adapter = whole_adapter(&config, rank, "BF16", seed);
-            let shape = [config.vocab_size, config.hidden_size];
-            match seed {
-                1 => adapter.add("lm_head", shape, "BF16"),
-                2 => adapter.add("model.embed_tokens", shape, "BF16"),
-                _ => {}
-            }
-            adapter.write(dir.path());
-            adapters.push(Some(load(&mixed, dir.path()).expect("a valid adapter")));
-        }
-        let tokens: Vec<u32> = (0..60).map(|i| i * i % 499).collect();
-        // For each sequence its adapter and the sizes of its chunks.
-        let sequences = [(1, 20), (0, 7), (2, 1), (0, 60), (3, 13), (1, 60), (2, 30)];
-        let step = |backend: &mut dyn Backend, slices: &[(usize, usize, usize)]| {
-            let parts: Vec<_> = slices
-                .iter()
-                .map(|&(sequence, from, to)| {
-                    let table = run::table(4 * sequence as u32, 60, 16);
-                    let mut part = run::part(&tokens, from, to, &table);
-                    part.slice.adapter = adapters[sequences[sequence].0].clone();
-                    part
-                })
-                .collect();
-            run::step(backend, &parts)
-        };
-        let mut alone = Vec::new();
-        for (sequence, (adapter, _)) in sequences.iter().enumerate() {
-            // A backend without adapters, for the model itself.
-            let mut other = backend();
-            let used = if *adapter == 0 { &mut other } else { &mut mixed };
-            alone.push(step(used, &[(sequence, 0, 60)]).remove(0));
-        }
-        assert_ne!(alone[0], alone[1]);
-        assert_ne!(alone[0], alone[2]);
-        let mut at = [0; 7];
-        while at.iter().any(|at| *at < 60) {
-            let next = |sequence: usize| (at[sequence] + sequences[sequence].1).min(60);
-            let slices: Vec<_> = (0..7)
-                .filter(|sequence| at[*sequence] < 60)
-                .map(|sequence| (sequence, at[sequence], next(sequence)))
-                .collect();
-            for ((sequence, from, to), rows) in slices.iter().zip(step(&mut mixed, &slices)) {
-                assert_eq!(
-                    rows,
-                    alone[*sequence][*from..*to],
-                    "{model}, {path:?}, sequence {sequence}"
-                );
-                at[*sequence] = *to;
-            }
-        }
+        let backend = || Box::new(fixture::backend(open_model(), setup)) as Box<dyn Backend>;
+        adapters::check_mixed_batch(&format!("{model}, {path:?}"), &config, &backend);
     }
 }
 
 /// Goal: an adapter of another backend is refused, and so is one of another model.
 #[test]
 fn adapters_of_another_model_are_refused() {
-    let open = || fixture::backend(fixture::model("llama"), Setup::default());
-    let (mut backend, other) = (open(), open());
-    let foreign = load(&other, &directory("llama")).expect("a valid adapter");
-    for adapter in [foreign, Adapter::new([0; 32], 0, 1, ())] {
-        let mut part = run::part(&[1, 2], 0, 2, &run::table(0, 2, 16));
-        part.slice.adapter = Some(adapter);
-        let batch = run::batch(&backend, &[part]);
-        let error = backend.step(&batch).expect_err("another model").to_string();
-        assert!(error.contains("is of another model"), "{error}");
-    }
-    // This one has other layers and shapes.
-    let error = load(&backend, &directory("phi3")).expect_err("another model").to_string();
-    assert!(error.contains("adapter_model.safetensors: tensor `"), "{error}");
+    adapters::check_foreign(&fixture::open(Setup::default()));
 }
 
 /// Goal: an adapter has the same fingerprint whenever it is loaded, and another one if a weight or
@@ -348,7 +134,7 @@ fn fingerprints_depend_on_the_contents() {
     let backend = fixture::backend(fixture::model("llama"), Setup::default());
     let dir = tempfile::tempdir().expect("a directory");
     let mut writer = whole_adapter(backend.config(), 4, "F32", 1);
-    let load = |writer: &crate::adapter_writer::AdapterWriter| {
+    let load = |writer: &AdapterWriter| {
         writer.write(dir.path());
         load(&backend, dir.path()).expect("a valid adapter")
     };

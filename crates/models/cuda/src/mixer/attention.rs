@@ -3,6 +3,7 @@
 
 use candle_core::{DType, Result, Tensor};
 use stolon_checkpoint::DecoderConfig;
+use stolon_checkpoint::adapter::Site;
 use stolon_checkpoint::config::{
     AttentionConfig, AttentionWeights, KeysAndValues, QkNorm, QkvWeights, TensorSpec,
 };
@@ -106,7 +107,8 @@ impl Attention {
     /// Computes queries, keys, values and gates. Keys and values are written to the KV store.
     pub(super) fn project(&self, normed: &Tensor, pass: &Pass<'_>) -> Result<Projected> {
         let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
-        let qkv = self.qkv.tiled(normed)?;
+        let updates = pass.updates(Site::Inputs, normed)?;
+        let qkv = updates.add(0, self.qkv.tiled(normed)?)?;
         let mut first = 0;
         let mut columns = |heads: usize| {
             let columns = qkv.narrow(1, first * head_dim, heads * head_dim);

@@ -6,6 +6,7 @@
 //! whether a position was computed in this step or in an earlier one.
 
 use candle_core::{DType, Result, Tensor};
+use stolon_checkpoint::adapter::Site;
 use stolon_checkpoint::config::{ConvolutionWeights, StackedWeights};
 
 use super::recurrent::by_tap;
@@ -46,7 +47,8 @@ impl Convolution {
     /// store.
     pub(super) fn project(&self, normed: &Tensor, pass: &Pass<'_>) -> Result<Tensor> {
         let width = normed.dim(1)?;
-        let projected = self.inputs.forward(normed)?;
+        let updates = pass.updates(Site::Inputs, normed)?;
+        let projected = updates.add(0, self.inputs.forward(normed)?)?;
         let [factor, gate, x] = [0, 1, 2].map(|part| projected.narrow(1, part * width, width));
         let plane = pass.kv().convolution(self.kept);
         pass.write(plane, &(factor? * x?)?)?;

@@ -7,6 +7,7 @@
 
 use candle_core::{Result, Tensor};
 use stolon_checkpoint::DecoderConfig;
+use stolon_checkpoint::adapter::Site;
 use stolon_checkpoint::config::{DeltaNetConfig, DeltaNetKind, DeltaNetWeights, FactoredWeights};
 
 use super::recurrent::{Recurrent, by_tap, softplus};
@@ -117,15 +118,17 @@ impl DeltaNet {
         let DeltaNetConfig { value_heads, key_dim, value_dim, kind, .. } = self.config;
         let (shape, key_width) = (self.recurrent.shape, self.config.key_width());
         let rest = |x: &Tensor, first: usize| x.narrow(1, first, x.dim(1)? - first)?.contiguous();
-        let projected = self.qkv.forward(normed)?;
+        // Queries, keys, values and gates come first, then strengths and time steps.
+        let updates = pass.updates(Site::Inputs, normed)?;
+        let projected = updates.add(0, self.qkv.forward(normed)?)?;
         let mut gates = rest(&projected, shape.channels)?;
         if let Some(up) = &self.gate_up {
-            gates = up.forward(&gates)?;
+            gates = pass.updates(Site::Gates, &gates)?.add(0, up.forward(&gates)?)?;
         }
-        let strengths = self.strength.forward(normed)?;
+        let strengths = updates.add(projected.dim(1)?, self.strength.forward(normed)?)?;
         let mut steps = rest(&strengths, value_heads)?;
         if let Some(up) = &self.step_up {
-            steps = up.forward(&steps)?;
+            steps = pass.updates(Site::Steps, &steps)?.add(0, up.forward(&steps)?)?;
         }
         let steps = softplus(&steps.broadcast_add(&self.step_bias)?)?;
         let decays = steps.broadcast_mul(&self.rates)?.exp()?;

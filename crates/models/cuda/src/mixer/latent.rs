@@ -7,6 +7,7 @@
 
 use candle_core::{Result, Tensor};
 use stolon_checkpoint::DecoderConfig;
+use stolon_checkpoint::adapter::Site;
 use stolon_checkpoint::config::{LatentConfig, LatentSizes, LatentWeights};
 
 use super::Projected;
@@ -81,7 +82,8 @@ impl Latent {
             Some(rotation) => rotation.apply(&x),
             None => Ok(x),
         };
-        let projected = self.inputs.forward(normed)?;
+        let updates = pass.updates(Site::Inputs, normed)?;
+        let projected = updates.add(0, self.inputs.forward(normed)?)?;
         let kept_first = projected.dim(1)? - sizes.kept_dim();
         let kept = projected.narrow(1, kept_first, sizes.kept_dim())?;
         let kept = rotate(kept.contiguous()?.unsqueeze(1)?)?.squeeze(1)?;
@@ -91,11 +93,13 @@ impl Latent {
 
         let mut queries = projected.narrow(1, 0, kept_first)?.contiguous()?;
         if let Some((norm, up)) = &self.query {
-            queries = up.forward(&norm.apply(&queries)?)?;
+            let normed = norm.apply(&queries)?;
+            queries = pass.updates(Site::Queries, &normed)?.add(0, up.forward(&normed)?)?;
         }
         let queries = rotate(queries.reshape(((), heads, sizes.query_dim()))?)?;
         let queries = pass.scale_queries(queries, query_scaling)?;
-        let absorbed = self.keys.forward(&queries.narrow(2, rotary_dim, key_dim)?)?;
+        let own = queries.narrow(2, rotary_dim, key_dim)?;
+        let absorbed = pass.updates(Site::Keys, &own)?.add(0, self.keys.forward(&own)?)?;
         let queries = Tensor::cat(&[queries.narrow(2, 0, rotary_dim)?, absorbed], 2)?;
         Ok(Projected::Queries { queries, gates: None })
     }
@@ -114,6 +118,8 @@ impl Latent {
         };
         let attended = pass.plans.of(self.kept).attend(queries, &args)?;
         let attended = attended.reshape(((), heads, sizes.kept_dim()))?;
-        self.values.forward(&attended.narrow(2, rotary_dim, width)?)?.flatten_from(1)
+        let average = attended.narrow(2, rotary_dim, width)?;
+        let updates = pass.updates(Site::Values, &average)?;
+        updates.add(0, self.values.forward(&average)?)?.flatten_from(1)
     }
 }

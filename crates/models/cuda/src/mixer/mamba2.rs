@@ -6,6 +6,7 @@
 
 use candle_core::{Result, Tensor};
 use stolon_checkpoint::DecoderConfig;
+use stolon_checkpoint::adapter::Site;
 use stolon_checkpoint::config::{Mamba2Config, Mamba2Weights, StackedWeights, TensorSpec};
 
 use super::recurrent::{Recurrent, by_tap, softplus};
@@ -107,7 +108,8 @@ impl Mamba2 {
         let [gate_factor, _, _, _, step_factor] = input_factors.map(f64::from);
         let shape = self.recurrent.shape;
         let width = shape.value_width();
-        let projected = self.inputs.forward(normed)?;
+        let updates = pass.updates(Site::MambaInputs, normed)?;
+        let projected = updates.add(0, self.inputs.forward(normed)?)?;
         let part = |first: usize, count: usize| projected.narrow(1, first, count)?.contiguous();
         let gates = part(0, width)?.affine(gate_factor, 0.0)?;
         let steps = part(width + shape.channels, heads)?.affine(step_factor, 0.0)?;

@@ -3,14 +3,15 @@
 use std::borrow::Cow;
 
 use candle_core::quantized::{GgmlDType, QTensor};
+use stolon_backend::Backend;
 use stolon_checkpoint::{
     DecoderConfig, FeedForwardConfig, LoadedModel, MixerConfig, Tensor, Weights, random_model,
 };
-use stolon_cuda::CandleOptions;
+use stolon_cuda::{CandleOptions, ComputeType};
 use stolon_kernels::TensorType;
 
 use super::fixture;
-use crate::suite::run;
+use crate::suite::{adapters, run};
 
 /// A model whose row lengths are multiples of 256, the size of a super-block.
 fn config() -> DecoderConfig {
@@ -142,6 +143,19 @@ fn types_may_be_mixed() {
             false => TensorType::Q8_0,
         }
     });
+}
+
+/// Goal: in a batch with adapters, rows of the model itself keep their bits also if an activation
+/// is rounded to the compute type between a dense and a quantized matrix.
+#[test]
+fn adapters_do_not_change_the_rounding_of_other_rows() {
+    let dtype = |name: &str| match name.contains("down_proj") {
+        true => TensorType::Q8_0,
+        false => TensorType::F16,
+    };
+    let options = CandleOptions { compute_type: Some(ComputeType::F16), ..fixture::options(16) };
+    let open = || Box::new(fixture::backend(model(dtype), options)) as Box<dyn Backend>;
+    adapters::check_mixed_batch("mixed types", &config(), &open);
 }
 
 /// Goal: checkpoints in formats that candle does not have are computed from the dequantized values,

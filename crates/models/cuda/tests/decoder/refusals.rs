@@ -1,5 +1,6 @@
 //! Tests which options, models and batches a backend refuses.
 
+use stolon_backend::Backend;
 use stolon_checkpoint::{KvBudget, KvType};
 use stolon_cuda::{CandleBackend, CandleOptions, ComputeType, DeviceChoice, OpenError};
 
@@ -36,6 +37,58 @@ fn invalid_options_are_refused() {
     let block_bytes = 2 * 2 * 2 * 8 * 16 * 4;
     let budget = KvBudget::Bytes(block_bytes - 1);
     refused(CandleOptions { kv_budget: budget, ..valid }, &format!("{block_bytes} bytes"));
+}
+
+/// What the backend refuses, except for invalid values of options. The README has the same list.
+const REFUSED: [&str; 7] = [
+    "KV in int8",
+    "KV in int4",
+    "KV in k8v4",
+    "products in bf16 on the CPU",
+    "images",
+    "coordinates and sizes",
+    "tokens that are guessed ahead",
+];
+
+/// Goal: the test prints what the backend refuses, and this is exactly the list above. Adapters,
+/// hidden states and states of recurrent layers are not in it.
+#[test]
+fn what_is_refused_is_listed() {
+    let open = |name, options| {
+        let model = fixture::model(name);
+        CandleBackend::open(model.config, model.weights, options)
+    };
+    let options = fixture::options(16);
+    let mut refused = Vec::new();
+    for kv_type in KvType::ALL {
+        let options = CandleOptions { kv_type: Some(kv_type), ..options };
+        if open("llama", options).is_err() {
+            refused.push(format!("KV in {kv_type}"));
+        }
+    }
+    let bf16 = CandleOptions { compute_type: Some(ComputeType::Bf16), ..options };
+    if open("llama", bf16).is_err() {
+        refused.push("products in bf16 on the CPU".to_owned());
+    }
+    let backend = open("qwen3_5", options).expect("a valid model");
+    let spec = backend.spec();
+    for (what, is_supported) in [
+        ("adapters", backend.adapters().is_some()),
+        ("hidden states", spec.hidden_size.is_some()),
+        ("recurrent states", spec.state.is_some()),
+        ("images", spec.image_width.is_some()),
+        ("coordinates and sizes", spec.regions.is_some()),
+        ("tokens that are guessed ahead", spec.proposals),
+    ] {
+        if !is_supported {
+            refused.push(what.to_owned());
+        }
+    }
+    println!("the GPU backend refuses: {}", refused.join(", "));
+    refused.sort_unstable();
+    let mut expected = REFUSED;
+    expected.sort_unstable();
+    assert_eq!(refused, expected);
 }
 
 /// Goal: a KV store that does not fit in memory is refused with the numbers, before anything is
