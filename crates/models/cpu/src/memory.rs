@@ -34,11 +34,19 @@ pub(crate) fn place_tables(
     let can_stay = |spec: &TensorSpec| weights.can_stay_in_file(spec, weight_type);
     let (tables, others): (Vec<_>, Vec<_>) = tensors.into_iter().partition(can_stay);
     let bytes = |part: Vec<_>| packed_bytes(part.into_iter(), weights, weight_type);
-    let (tables, others) = (bytes(tables), bytes(others));
-    let all = others.saturating_add(tables);
     // Weights in buffers are released while they are packed, so their memory is available.
     let check = |packed: u64| check(packed.saturating_sub(weights.buffered_bytes()));
-    if options.map_tables {
+    place((bytes(tables), bytes(others)), options.map_tables, check)
+}
+
+/// The same for `tables` bytes of tables and `others` bytes of other weights.
+fn place(
+    (tables, others): (u64, u64),
+    map_tables: bool,
+    check: impl Fn(u64) -> Result<(), ModelError>,
+) -> Result<(bool, u64), ModelError> {
+    let all = others.saturating_add(tables);
+    if map_tables {
         return check(others).map(|()| (true, others));
     }
     match check(all) {
@@ -73,4 +81,29 @@ pub(crate) fn check(
         return Err(error.into());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use stolon_checkpoint::memory::out_of_memory;
+
+    use super::*;
+
+    /// Goal: tables stay in their file if there is no memory for them, or if the options say so.
+    #[test]
+    fn tables_stay_in_their_file_where_memory_is_short() {
+        let place = |tables, map, free| {
+            let check = |packed: u64| match packed <= free {
+                true => Ok(()),
+                false => Err(out_of_memory(PACKED, packed)),
+            };
+            place((tables, 100), map, check).ok()
+        };
+        assert_eq!(place(30, false, 130), Some((false, 130)));
+        assert_eq!(place(30, false, 129), Some((true, 100)));
+        assert_eq!(place(30, true, 130), Some((true, 100)));
+        assert_eq!(place(30, false, 99), None);
+        assert_eq!(place(30, true, 99), None);
+        assert_eq!(place(0, false, 99), None);
+    }
 }

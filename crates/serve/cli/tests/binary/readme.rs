@@ -61,6 +61,7 @@ async fn requests_of_the_documents_are_answered() {
                 (false, _) if is_of_several => &several,
                 (false, _) => &server,
                 (true, "/v1/embeddings") => &encoders[0],
+                (true, _) if body["labels"].is_array() => &server,
                 (true, _) => &encoders[1],
             };
             server.ok(path, body).await;

@@ -285,7 +285,7 @@ fn schema(make: Make, generator: &mut SchemaGenerator) -> Value {
 }
 
 /// Constants that descriptions name.
-const CONSTANTS: [(&str, usize); 13] = [
+const CONSTANTS: [(&str, usize); 15] = [
     ("MAX_MESSAGES", chat::MAX_MESSAGES),
     ("MAX_PARTS", chat::MAX_PARTS),
     ("MAX_TOOLS", chat::MAX_TOOLS),
@@ -295,6 +295,8 @@ const CONSTANTS: [(&str, usize); 13] = [
     ("MAX_STOP_STRINGS", options::MAX_STOP_STRINGS),
     ("MAX_TOKEN_IDS", options::MAX_TOKEN_IDS),
     ("MAX_STOP_SEQUENCES", messages::MAX_STOP_SEQUENCES),
+    ("MAX_LABELS", crate::api::scores::MAX_LABELS),
+    ("MAX_LABEL_BYTES", crate::api::scores::MAX_LABEL_BYTES),
     ("MAX_EXTRA", crate::api::llama_cpp::MAX_EXTRA),
     ("MAX_PROMPTS", crate::api::cache::MAX_PROMPTS),
     ("MAX_PIN_TEXT", crate::api::cache::MAX_PIN_TEXT),

@@ -163,7 +163,8 @@ fn weights_that_do_not_fit_in_memory_are_refused() {
     std::fs::write(&path, &bytes).unwrap();
     // Not every file system has sparse files of 4 TiB.
     if File::options().write(true).open(&path).unwrap().set_len(bytes.len() as u64 + end).is_ok() {
-        refused(dir.path(), "sparse", "the packed weights: 4");
+        // The embedding could stay in the file, so half of them are needed.
+        refused(dir.path(), "sparse", "the packed weights: 2");
         refused(dir.path(), "sparse", "bytes of memory are needed, and ");
     }
 }
