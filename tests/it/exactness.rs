@@ -39,12 +39,21 @@ struct Kind {
     windows: WindowKv,
     /// The type of its KV; `None` for the default.
     kv_type: Option<KvType>,
-    /// The draft model of the engine with a cache.
-    draft: Option<&'static str>,
+    /// What guesses tokens in the engine with a cache.
+    guesses: Option<Guesses>,
+}
+
+/// What guesses tokens.
+#[derive(Clone, Copy)]
+enum Guesses {
+    /// A draft model.
+    Draft(&'static str),
+    /// The model's own head.
+    Head,
 }
 
 const fn kind(name: &'static str, model: &'static str) -> Kind {
-    Kind { name, model, windows: WindowKv::Blocks, kv_type: None, draft: None }
+    Kind { name, model, windows: WindowKv::Blocks, kv_type: None, guesses: None }
 }
 
 const fn in_states(name: &'static str, model: &'static str) -> Kind {
@@ -56,13 +65,18 @@ const fn rounded(name: &'static str, model: &'static str, kv_type: KvType) -> Ki
 }
 
 const fn drafted(name: &'static str, model: &'static str, draft: &'static str) -> Kind {
-    Kind { draft: Some(draft), ..in_states(name, model) }
+    Kind { guesses: Some(Guesses::Draft(draft)), ..in_states(name, model) }
+}
+
+const fn with_head(name: &'static str, model: &'static str) -> Kind {
+    Kind { guesses: Some(Guesses::Head), ..kind(name, model) }
 }
 
 const KINDS: &[Kind] = &[
     kind("full attention", "llama"),
     drafted("full attention, draft model", "llama", "llama"),
     drafted("gated delta rule, draft model", "qwen3_next", "llama"),
+    with_head("gated delta rule, head of its own", "mtp/qwen3_5"),
     rounded("full attention, 4 bits", "llama", KvType::Int4),
     rounded("windows in states, keys in 8 and values in 4 bits", "gemma3", KvType::K8V4),
     rounded("latent attention, 4 bits", "deepseek_v3", KvType::Int4),
@@ -170,13 +184,14 @@ impl Kind {
         }
     }
 
-    /// The same with the draft model, whose guesses are always proposed.
-    fn builder_with_draft(self) -> EngineBuilder {
-        let speculation = Speculation { adaptive: false, ..Speculation::default() };
-        let add = |builder: EngineBuilder, draft: &str| {
-            builder.draft_model(stolon_fixtures::path(draft)).speculation(speculation.clone())
+    /// The same with what guesses tokens, whose guesses are always proposed.
+    fn guessing_builder(self) -> EngineBuilder {
+        let builder = match self.guesses {
+            None => return self.builder(),
+            Some(Guesses::Draft(draft)) => self.builder().draft_model(stolon_fixtures::path(draft)),
+            Some(Guesses::Head) => self.builder().mtp(true),
         };
-        self.draft.into_iter().fold(self.builder(), add)
+        builder.speculation(Speculation { adaptive: false, ..Speculation::default() })
     }
 
     /// Prompts that share prefixes of many lengths and end apart.
@@ -308,7 +323,7 @@ async fn compare(
     let counts = Arc::new(Counts::default());
     let (mut cached, mut loaded, mut evictions) = (0, 0, 0);
     for part in 0..STARTS {
-        let builder = kind.builder_with_draft().num_blocks(sizes.blocks);
+        let builder = kind.guessing_builder().num_blocks(sizes.blocks);
         let builder = tier.apply(builder, &directory.0, sizes);
         let engine = start(builder.max_batched_tokens(96).max_running(4)).await;
         let removing = tokio::spawn({
@@ -340,7 +355,7 @@ async fn compare(
         cached += stats.cached_tokens;
         loaded += stats.loaded_tokens;
         evictions += stats.evictions;
-        assert_eq!(stats.model_drafted_tokens > 0, kind.draft.is_some(), "{}", kind.name);
+        assert_eq!(stats.model_drafted_tokens > 0, kind.guesses.is_some(), "{}", kind.name);
         let audit = engine.audit().await.expect("consistent accounting");
         assert_eq!(audit.blocks_reserved, 0);
         engine.shutdown().await;
