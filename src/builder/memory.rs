@@ -14,7 +14,7 @@ const USEFUL_POSITIONS: u64 = 4096;
 /// The memory that an engine will take, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryParts {
-    /// The weights, those of a draft model included.
+    /// The weights, with those of a draft model or of a head.
     pub(crate) weights: u64,
     pub(crate) kv: KvPart,
 }
@@ -29,10 +29,9 @@ pub(crate) enum KvPart {
 }
 
 impl EngineBuilder {
-    /// The memory in bytes that the weights, those of a draft model or a head for
-    /// multi-token prediction, and the KV cache will take.
-    /// Reads the headers of the model's files, for a model on the hub perhaps over the network, and
-    /// blocks meanwhile.
+    /// The memory in bytes that the KV cache and the weights will take, with those of a draft model or
+    /// of a head for multi-token prediction. Reads the headers of the model's files, for a model on
+    /// the hub perhaps over the network, and blocks meanwhile.
     ///
     /// Image encoders, adapters and what is computed in a step are not included.
     ///

@@ -115,7 +115,7 @@ mod tests {
                 vec![open(30, false), open(35, false), open(1, false), open(30, false)],
                 17,
             ),
-            ("beside a size that is set", 100, vec![open(40, false), known(20, 20, false)], 20),
+            ("next to a size that is set", 100, vec![open(40, false), known(20, 20, false)], 20),
             ("in place of one", 100, vec![open(60, false), known(20, 15, false)], 40),
             ("a pinned one stays", 100, vec![open(30, true), open(60, false), open(50, false)], 5),
             ("a pinned one of known size stays", 100, vec![open(60, false), known(35, 0, true)], 5),

@@ -100,7 +100,7 @@ async fn ask(engine: &Engine, request: Request) -> (Completion, [u64; 2]) {
     (answer, [0, 1].map(|index| after[index] - before[index]))
 }
 
-/// Asks for answers cold, warm, after evictions and from a disk tier, and compares them with those
+/// Generates answers cold, warm, after evictions and from a disk tier, and compares them with those
 /// of an engine without a cache and without a head. `check` gets the numbers of guessed and right
 /// tokens of each answer.
 async fn compare(name: &str, model: &Path, check: impl Fn(u64, u64)) {

@@ -2,7 +2,7 @@
 //!
 //! Adapters are loaded on other threads while steps are computed. So a load only copies: matrices
 //! are converted on the host, and no product is tried. The copies are complete when it returns,
-//! because each thread has a stream of its own.
+//! because each thread has its own stream.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ pub(crate) enum SiteWeights {
     /// All projections have one input. `second` computes the updates of all of them: it has the
     /// matrix `B` of each on its diagonal, multiplied by the scale, and zeros elsewhere.
     Rows { first: Linear, second: Linear },
-    /// Each head has an input of its own.
+    /// Each head has its own input.
     Heads { first: OfHeads, second: OfHeads },
 }
 

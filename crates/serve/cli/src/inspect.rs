@@ -279,7 +279,7 @@ fn memory_table(memory: &MemoryNeeded, outline: &Outline) -> String {
     let windows =
         (memory.windows > 0).then(|| row("windows of a request".to_owned(), memory.windows));
     let tables =
-        (memory.tables > 0).then(|| row("without --map-embeddings only".to_owned(), memory.tables));
+        (memory.tables > 0).then(|| row("--map-embeddings saves".to_owned(), memory.tables));
     let weights =
         [vec!["memory".to_owned(), String::new()], row("weights".to_owned(), memory.weights)];
     let kv = row("KV cache per token".to_owned(), memory.kv_per_token);

@@ -7,9 +7,7 @@ use anyhow::{Context, ensure};
 use serde_json::{Map, json};
 use stolon::Backend;
 use stolon::backend::Adapter;
-use stolon_checkpoint::config::{
-    FeedForwardWeights, LinearWeights, MixerWeights, MlpInputs, MlpWeights,
-};
+use stolon_checkpoint::config::{FeedForwardWeights, LinearWeights, MixerWeights, MlpWeights};
 use stolon_checkpoint::{DecoderConfig, KvBudget, KvType};
 use stolon_cpu::{CpuBackend, CpuOptions};
 use stolon_cuda::ComputeType;
@@ -44,13 +42,7 @@ fn linears(config: &DecoderConfig) -> Vec<LinearWeights> {
             Some(FeedForwardWeights::DenseAndExperts(both)) => vec![both.mlp],
             None => Vec::new(),
         };
-        for MlpWeights { inputs, down, output_factor: _ } in mlps {
-            match inputs {
-                MlpInputs::Gated(gate_up, _) => linears.extend(gate_up.parts),
-                MlpInputs::Plain(up, _) => linears.push(up),
-            }
-            linears.push(down);
-        }
+        linears.extend(mlps.into_iter().flat_map(MlpWeights::linears));
     }
     linears
 }

@@ -38,7 +38,7 @@ pub struct LoadedModel {
     /// The prompts of the model's skills; `None` if it has none.
     pub skills: Option<SkillPrompts>,
     /// The model's own head for multi-token prediction, if
-    /// [`LoadOptions::mtp`](super::LoadOptions::mtp) asks for it.
+    /// [`LoadOptions::mtp`](super::LoadOptions::mtp) is set.
     pub mtp: Option<MtpHead>,
 }
 

@@ -9,8 +9,8 @@ pub struct SpeculationArgs {
     /// Whether several tokens of an answer may be computed in one forward pass
     ///
     /// With auto, tokens are guessed from other answers, from the prompt, from grammars, and by a
-    /// --draft-model or with --mtp, where that saves time (speculative decoding). Answers stay the same. Has no
-    /// effect on GPUs.
+    /// --draft-model or with --mtp, where that saves time (speculative decoding). Answers stay the
+    /// same. Has no effect on GPUs.
     #[arg(long, default_value = "auto", value_name = "MODE")]
     speculation: Mode,
     /// Maximum number of tokens that are guessed at once, from 1 to 32

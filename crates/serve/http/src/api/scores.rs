@@ -160,7 +160,7 @@ pub struct ClassifyRequest {
     /// For a language model, such as a guard model or a judge: the answers to compare, 2 to
     /// [`MAX_LABELS`], each of 1 to [`MAX_LABEL_BYTES`] bytes. The probability of a label is that of
     /// its tokens after the prompt, divided by the sum of all labels'. A model for classification has
-    /// labels of its own.
+    /// its own labels.
     #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_LABELS>")]
     #[schemars(length(min = 2, max = MAX_LABELS))]
     pub labels: Option<Vec<String>>,

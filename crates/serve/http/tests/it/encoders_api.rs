@@ -257,7 +257,7 @@ async fn wrong_labels_are_refused() {
         let (status, reply) = server.post("/classify", body.clone()).await;
         assert_eq!((status, &reply["error"]["param"]), (400, &json!(param)), "{body}: {reply}");
     }
-    // A text encoder has labels of its own.
+    // A text encoder has its own labels.
     let classifier = start("mpnet_classifier");
     let (status, _) = classifier.post("/classify", json!({"input": "x", "labels": two})).await;
     assert_eq!(status, 400);

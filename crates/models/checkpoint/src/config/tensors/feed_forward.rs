@@ -18,6 +18,18 @@ pub struct MlpWeights {
     pub output_factor: f32,
 }
 
+impl MlpWeights {
+    /// The projections in the order in which they are applied.
+    #[must_use]
+    pub fn linears(self) -> Vec<LinearWeights> {
+        let Self { inputs, down, output_factor: _ } = self;
+        match inputs {
+            MlpInputs::Gated(gate_up, _) => gate_up.parts.into_iter().chain([down]).collect(),
+            MlpInputs::Plain(up, _) => vec![up, down],
+        }
+    }
+}
+
 /// The projections to the inner features of an MLP.
 #[allow(clippy::large_enum_variant, reason = "most MLPs have the large variant")]
 #[derive(Clone, Debug, PartialEq)]

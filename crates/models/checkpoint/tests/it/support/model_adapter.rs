@@ -3,7 +3,7 @@
 use stolon_checkpoint::DecoderConfig;
 use stolon_checkpoint::config::{
     AttentionWeights, ConvolutionWeights, DeltaNetWeights, ExpertsWeights, FeedForwardWeights,
-    LatentWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpInputs, MlpWeights, TensorSpec,
+    LatentWeights, LinearWeights, Mamba2Weights, MixerWeights, MlpWeights, TensorSpec,
 };
 
 use super::adapter_writer::AdapterWriter;
@@ -27,13 +27,7 @@ pub(crate) fn whole_adapter(
             }
             None => Vec::new(),
         };
-        for MlpWeights { inputs, down, output_factor: _ } in mlps {
-            match inputs {
-                MlpInputs::Gated(gate_up, _) => linears.extend(gate_up.parts),
-                MlpInputs::Plain(up, _) => linears.push(up),
-            }
-            linears.push(down);
-        }
+        linears.extend(mlps.into_iter().flat_map(MlpWeights::linears));
         for LinearWeights { weight, .. } in linears {
             let module = weight.name.strip_suffix(".weight").expect("a matrix");
             // Queries and their gates are in one matrix.

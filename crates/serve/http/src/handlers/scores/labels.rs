@@ -81,7 +81,7 @@ pub(super) async fn classify(
     Ok(list("classify", model, data, usage))
 }
 
-/// Refuses labels for so many texts.
+/// Checks the labels of this number of texts.
 fn check_labels(labels: &[String], texts: usize) -> Result<(), ApiError> {
     let invalid =
         |message: String| ApiError::invalid(Some("labels"), message).code("invalid_value");
