@@ -109,10 +109,31 @@ async fn changed_messages_are_named() {
 
     // A client that cuts the oldest turns off.
     let miss = planted(|messages| drop(messages.drain(1..3))).await;
-    check(&miss, MissReason::MessageChanged, Some((1, "user")));
+    check(&miss, MissReason::MessageRemoved, Some((1, "user")));
 
     let miss = planted(|messages| messages[2] = ChatMessage::assistant(page(9))).await;
     check(&miss, MissReason::AnswerChanged, Some((2, "assistant")));
+}
+
+/// Goal: a call whose arguments are another JSON text of the same value is no cause, so a message
+/// after it that has changed is named.
+#[tokio::test]
+async fn the_form_of_arguments_is_no_cause() {
+    let call = |arguments: &str| -> ChatMessage {
+        let function = json!({"name": "look", "arguments": arguments});
+        let calls = json!([{"id": "1", "type": "function", "function": function}]);
+        serde_json::from_value(json!({"role": "assistant", "content": "", "tool_calls": calls}))
+            .expect("a message")
+    };
+    let engine = engine(|builder| builder).await;
+    let mut messages = conversation();
+    messages[2] = call(r#"{"page": 1, "line": 2}"#);
+    run(&engine, request(&messages)).await;
+    messages[2] = call("{\n  \"line\": 2,\n  \"page\": 1\n}");
+    messages[3] = ChatMessage::user(page(9));
+    let miss = explain(&engine, &request(&messages)).await.expect("a miss");
+    check(&miss, MissReason::MessageChanged, Some((3, "user")));
+    engine.shutdown().await;
 }
 
 /// Goal: other tools, in any order, and other variables of the template are told from messages.

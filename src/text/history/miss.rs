@@ -195,54 +195,88 @@ impl Nearest {
             return Difference::new(MissReason::ToolsChanged);
         }
         let (ours, theirs) = (&own.messages, &other.messages);
-        let same = ours.iter().zip(theirs).take_while(|(a, b)| a.digest == b.digest).count();
-        let before: usize = ours[..same].iter().map(|mark| mark.bytes).sum();
+        let same = |is_same: fn(&Mark, &Mark) -> bool| {
+            ours.iter().zip(theirs).take_while(|(mine, their)| is_same(mine, their)).count()
+        };
+        let cause =
+            |same| if same_text { None } else { self.cause(ours, theirs, same, text_bytes) };
+        // Most templates show calls whose JSON was only written in another way as before.
+        cause(same(Mark::says_the_same))
+            .or_else(|| cause(same(|mine, their| mine.digest == their.digest)))
+            .unwrap_or_else(|| {
+                Difference::new(if same_text {
+                    MissReason::OtherTokens
+                } else if own.options != other.options {
+                    MissReason::OptionsChanged
+                } else {
+                    MissReason::TemplateChanged
+                })
+            })
+    }
+
+    /// How the messages differ after the first `same` ones; `None` if that does not explain why the
+    /// texts part after `text_bytes`.
+    fn cause(
+        &self,
+        ours: &[Mark],
+        theirs: &[Mark],
+        same: usize,
+        text_bytes: usize,
+    ) -> Option<Difference> {
         // A template shows the messages one after another. If the texts part before the first
         // message that differs, that message is not the cause.
-        let unexplained = || {
-            Difference::new(if same_text {
-                MissReason::OtherTokens
-            } else if own.options != other.options {
-                MissReason::OptionsChanged
-            } else {
-                MissReason::TemplateChanged
-            })
-        };
-        if same_text || text_bytes < before {
-            return unexplained();
+        if text_bytes < ours[..same].iter().map(|mark| mark.bytes).sum() {
+            return None;
         }
-        let of_message = |index: usize, theirs: &[Mark]| {
-            let (mine, their) = (&ours[index], &theirs[index]);
-            let is_at = |marks: &[Mark], digest: &Digest| {
-                marks.get(index + 1).is_some_and(|mark| mark.digest == *digest)
-            };
-            if is_at(theirs, &mine.digest) {
-                return Difference::at(MissReason::MessageRemoved, index, their);
-            }
-            if is_at(ours, &their.digest) {
-                return Difference::at(MissReason::MessageInserted, index, mine);
-            }
-            let reason = match (mine.said, their.said) {
-                (Some(mine), Some(their)) if mine == their => MissReason::ReasoningChanged,
-                (Some(_), Some(_)) => MissReason::AnswerChanged,
-                _ => MissReason::MessageChanged,
-            };
-            Difference::at(reason, index, mine)
-        };
         match (ours.get(same), theirs.get(same)) {
-            (Some(_), Some(_)) => of_message(same, theirs),
+            (Some(mine), Some(their)) => {
+                let (reason, shown) = if continues(&ours[same..], &theirs[same + 1..]) {
+                    (MissReason::MessageRemoved, their)
+                } else if continues(&theirs[same..], &ours[same + 1..]) {
+                    (MissReason::MessageInserted, mine)
+                } else {
+                    (mine.change_of(their), mine)
+                };
+                Some(Difference::at(reason, same, shown))
+            }
             // The prompt continues the earlier one and leaves it after its end.
             (Some(mine), None) if self.common >= self.prompt_len => match mine.said {
                 Some(said) if !self.exchange.has_said(&said, None) => {
-                    Difference::at(MissReason::AnswerChanged, same, mine)
+                    Some(Difference::at(MissReason::AnswerChanged, same, mine))
                 }
                 Some(said) if !self.exchange.has_said(&said, Some(&mine.reasoning)) => {
-                    Difference::at(MissReason::ReasoningChanged, same, mine)
+                    Some(Difference::at(MissReason::ReasoningChanged, same, mine))
                 }
-                Some(_) => unexplained(),
-                None => Difference::new(MissReason::MessageRemoved),
+                Some(_) => None,
+                None => Some(Difference::new(MissReason::MessageRemoved)),
             },
-            _ => unexplained(),
+            _ => None,
         }
     }
+}
+
+impl Mark {
+    /// Whether the messages are the same, but for how the JSON of their calls is written.
+    fn says_the_same(&self, other: &Mark) -> bool {
+        let says = |mark: &Mark| mark.said.map(|said| (said, mark.reasoning));
+        self.digest == other.digest || says(self).is_some() && says(self) == says(other)
+    }
+
+    /// How the message differs from another one in its place.
+    fn change_of(&self, other: &Mark) -> MissReason {
+        match (self.said, other.said) {
+            (Some(mine), Some(their)) if mine != their => MissReason::AnswerChanged,
+            (Some(_), Some(_)) if self.reasoning != other.reasoning => MissReason::ReasoningChanged,
+            _ => MissReason::MessageChanged,
+        }
+    }
+}
+
+/// Whether the messages begin anywhere in others: the first one and, if both go on, the second.
+fn continues(messages: &[Mark], others: &[Mark]) -> bool {
+    let is_same = |index: usize, at: usize| match (messages.get(index), others.get(at)) {
+        (Some(own), Some(other)) => own.says_the_same(other),
+        _ => true,
+    };
+    (0..others.len()).any(|at| is_same(0, at) && is_same(1, at + 1))
 }

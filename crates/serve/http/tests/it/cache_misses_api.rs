@@ -103,10 +103,10 @@ const PLANTED: [Planted; 6] = [
             agent.texts.insert(2, ("user", page(8)));
             agent.texts.insert(3, ("assistant", page(7)));
         },
-        "message_changed",
+        "message_inserted",
         Some(2),
     ),
-    (|agent| drop(agent.texts.drain(..2)), "message_changed", Some(0)),
+    (|agent| drop(agent.texts.drain(..2)), "message_removed", Some(0)),
 ];
 
 /// The members of the header, by name.
