@@ -20,8 +20,9 @@ pub(super) struct WarmArgs {
     /// File with requests whose prompts are computed before the server is ready: JSON lines
     ///
     /// Each line is the body of a request to /v1/chat/completions, with its messages and tools, or
-    /// to /v1/completions, with a prompt. What concerns the answer has no effect. With
-    /// --kv-cache-dir, KV that is stored there is read, not computed. The file has at most 4,096
+    /// to /v1/completions, with a prompt. What concerns the answer has no effect. With --tenant-by,
+    /// `tenant` names the tenant whose clients send the prompt. With --kv-cache-dir, KV that is
+    /// stored there is read, not computed. The file has at most 4,096
     /// requests and 64 MiB. A line that is not a request, or whose prompt does not fit, is an
     /// error, and the server does not start.
     #[arg(long, value_name = "FILE")]

@@ -61,6 +61,47 @@ async fn prompts_are_cached_before_the_server_is_ready() {
     }
 }
 
+/// Goal: on a server with tenants, a prompt is cached for the clients of its tenant and no others,
+/// and a prompt that no client could find is refused.
+#[tokio::test]
+async fn prompts_belong_to_their_tenant() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let text = json!({"prompt": "The lighthouse stands on a rock. ".repeat(20)});
+    let of = |tenant: Value| {
+        let mut line = text.clone();
+        line["tenant"] = tenant;
+        line.to_string()
+    };
+    let file = write(dir.path(), &[of(json!("guests"))]);
+    let by_header = ["--warm", &file, "--tenant-by", "header:x-tenant"];
+    let server = Server::start("demo", &by_header);
+    let client = reqwest::Client::new();
+    for (tenant, is_warm) in [("others", false), ("guests", true)] {
+        let post = client.post(server.url("/v1/completions")).header("x-tenant", tenant);
+        let reply = post.json(&text).send().await.expect("a reply");
+        let usage = reply.json::<Value>().await.expect("JSON")["usage"].take();
+        let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number");
+        assert_eq!(cached > 128, is_warm, "{tenant}: {usage}");
+    }
+    let keys = dir.path().join("keys");
+    std::fs::write(&keys, "guests a-key-of-the-guests\n").expect("written");
+    let keys = keys.to_str().expect("UTF-8");
+    let by_key = ["--api-key-file", keys, "--tenant-by", "key"];
+    for (line, flags, expected) in [
+        (text.to_string(), &by_header[2..], "`tenant` is required with --tenant-by"),
+        (of(json!("guests")), &[], "`tenant`: expected none without --tenant-by"),
+        (of(json!("others")), &by_key, "`tenant`: expected the name of an API key, got `others`"),
+        (of(json!(7)), &by_key, "`tenant`: expected a string, got 7"),
+    ] {
+        let file = write(dir.path(), &[line]);
+        let args = ["serve", "--port", "0", "--model", TINY, "--warm", &file];
+        let output = run(&[&args, flags].concat(), "");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{errors}");
+        assert!(errors.contains(&format!("warm.jsonl:1: {expected}")), "{errors}");
+    }
+}
+
 /// Goal: what is wrong in the file is named with its line: its form before the model is loaded, and
 /// a prompt that does not fit after that. The server does not start.
 #[test]
@@ -74,8 +115,8 @@ fn wrong_files_are_refused() {
     let mut other = chat();
     other["messages"] = json!(7);
     for (lines, expected) in [
-        (vec![good.clone(), "{\"prompt\": ".to_owned()], "warm.jsonl:2: expected a JSON object"),
-        (vec![String::new(), "[]".to_owned()], "warm.jsonl:2: expected a JSON object"),
+        (vec![good.clone(), "{\"prompt\": ".to_owned()], "warm.jsonl:2: the body is not JSON"),
+        (vec![String::new(), "[]".to_owned()], "warm.jsonl:2: the body must be a JSON object"),
         (vec![other.to_string()], "warm.jsonl:1: `messages`: expected a list"),
         (vec!["{}".to_owned()], "warm.jsonl:1: `messages` is required"),
         (vec![String::new()], "warm.jsonl: expected at least one request"),

@@ -171,6 +171,32 @@ impl Access {
         Ok(Caller { tenant, owner, identity, deadline, quota })
     }
 
+    /// The caller of a prompt that the server computes itself for the clients of a tenant.
+    ///
+    /// # Errors
+    /// There are tenants and none is named, or the other way round, or no key has the name.
+    pub(crate) fn caller_of(&self, tenant: Option<String>) -> Result<Caller, String> {
+        match (&self.tenants, tenant.as_deref()) {
+            (Tenants::One, Some(_)) => {
+                return Err("`tenant`: expected none without --tenant-by, got one".to_owned());
+            }
+            (Tenants::ByKey | Tenants::ByHeader(_), None) => {
+                return Err("`tenant` is required with --tenant-by: without one, \
+                            no client would find the prompt"
+                    .to_owned());
+            }
+            (Tenants::ByKey, Some(name)) if !self.api_keys.has_name(name) => {
+                let name = cut(name.to_owned(), 80);
+                return Err(format!("`tenant`: expected the name of an API key, got `{name}`"));
+            }
+            (Tenants::One, None) | (Tenants::ByKey | Tenants::ByHeader(_), Some(_)) => {}
+        }
+        let owner = tenant.clone().unwrap_or_default();
+        let identity = tenant.as_deref().map(Arc::from);
+        let tenant = Tenant(tenant);
+        Ok(Caller { tenant, owner, identity, deadline: Deadline::default(), quota: None })
+    }
+
     /// Refuses a request that has one of the `SINGLE` headers twice.
     fn check_single(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         let of_tenant = match &self.tenants {

@@ -108,6 +108,11 @@ impl ApiKeys {
         self.0.load().is_empty()
     }
 
+    /// Whether one of the keys has this name.
+    pub(crate) fn has_name(&self, name: &str) -> bool {
+        self.0.load().iter().any(|accepted| accepted.name() == name)
+    }
+
     /// Finds the key that a client has sent. All keys are compared, so that the time does not
     /// reveal which one is similar.
     pub(crate) fn find(&self, given: &str) -> Option<Arc<AcceptedKey>> {

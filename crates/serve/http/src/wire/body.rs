@@ -166,7 +166,7 @@ pub(crate) fn parse<T: RequestBody>(
 
 /// The request of a JSON object. Each member must be known, or request nothing. Old messages may
 /// have any shape.
-fn request<T: RequestBody>(mut body: Value, ignored: &Ignored) -> Result<T, ApiError> {
+pub(crate) fn request<T: RequestBody>(mut body: Value, ignored: &Ignored) -> Result<T, ApiError> {
     history::settle(T::SCOPE, &mut body, ignored)?;
     let request: T = typed(&body).map_err(|error| {
         if let Some(error) = item_error(T::SCOPE, &body) {
@@ -211,7 +211,7 @@ pub(crate) fn note_unknown(unknown: &UnknownFields, scope: Scope, ignored: &Igno
     }
 }
 
-fn object(body: &mut [u8], max_values: usize) -> Result<Value, ApiError> {
+pub(crate) fn object(body: &mut [u8], max_values: usize) -> Result<Value, ApiError> {
     if !scan::has_at_most(body, max_values) {
         let message = format!("the body has too many JSON values: expected at most {max_values}");
         return Err(ApiError::invalid(None, message));
