@@ -1,13 +1,15 @@
 //! `stolon cache`: shows and changes the prefix cache of a running server through its routes below
 //! `/v1/cache`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
+use ureq::config::ConfigBuilder;
+use ureq::typestate::AgentScope;
 
 use crate::{terminal, text_file};
 use stolon_http::api::cache::{Evicted, Flushed, Imported, PinCreated, PinDeleted};
@@ -282,16 +284,8 @@ impl CacheArgs {
     }
 
     fn client(&self) -> anyhow::Result<Client<'_>> {
-        let mut config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_connect(Some(Duration::from_secs(10)));
-        if let Some(path) = &self.cacert {
-            let authorities = Authorities::read(path);
-            let authorities =
-                authorities.with_context(|| format!("--cacert {}", path.display()))?;
-            config = config.tls_config(authorities.for_ureq());
-        }
-        let agent = ureq::Agent::new_with_config(config.build());
+        let timeout = Some(Duration::from_secs(10));
+        let agent = agent(self.cacert.as_deref(), |config| config.timeout_connect(timeout))?;
         Ok(Client { url: &self.url, admin_key: self.admin_key.as_deref(), agent })
     }
 
@@ -309,6 +303,21 @@ impl CacheArgs {
         let reply = serde_json::from_str(reply).context(not_ours)?;
         Ok(lines(&reply).into_iter().try_for_each(terminal::line)?)
     }
+}
+
+/// A client of a server, which trusts the authorities in the file of `--cacert`. Replies of all
+/// statuses are replies.
+pub(crate) fn agent(
+    cacert: Option<&Path>,
+    set: impl FnOnce(ConfigBuilder<AgentScope>) -> ConfigBuilder<AgentScope>,
+) -> anyhow::Result<ureq::Agent> {
+    let mut config = set(ureq::Agent::config_builder().http_status_as_error(false));
+    if let Some(path) = cacert {
+        let authorities = Authorities::read(path);
+        let authorities = authorities.with_context(|| format!("--cacert {}", path.display()))?;
+        config = config.tls_config(authorities.for_ureq());
+    }
+    Ok(ureq::Agent::new_with_config(config.build()))
 }
 
 /// A connection to the server's routes below `/v1/cache`.
@@ -361,7 +370,7 @@ impl Client<'_> {
 }
 
 /// The error of a request that was not answered.
-fn unreachable(url: &str, error: ureq::Error) -> anyhow::Error {
+pub(crate) fn unreachable(url: &str, error: ureq::Error) -> anyhow::Error {
     let text = error.to_string();
     match certificate_hint(&text) {
         "" => anyhow::Error::new(error).context(format!(

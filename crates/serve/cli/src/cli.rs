@@ -15,6 +15,7 @@ use crate::chat::ChatArgs;
 use crate::demo::DemoArgs;
 use crate::doctor::DoctorArgs;
 use crate::generate::GenerateArgs;
+use crate::health::HealthArgs;
 use crate::inspect::ModelCommand;
 use crate::launch::LaunchArgs;
 use crate::log::LogArgs;
@@ -93,6 +94,11 @@ enum Command {
     /// limits of the process, and the rate at which memory is read, which bounds the speed of one
     /// answer; and for well-known models the memory that they need.
     Doctor(DoctorArgs),
+    /// Ask a server whether it is ready: the health check of a container without a shell
+    ///
+    /// Prints the reply of /ready. Exit status: 0 if the server is ready, and 1 if it is not or
+    /// cannot be reached.
+    Health(HealthArgs),
     /// Look at a model without loading it
     #[command(subcommand)]
     Model(ModelCommand),
@@ -223,6 +229,7 @@ impl Cli {
             Command::Bench(command) => command.run().await,
             Command::Launch(args) => return args.run().await,
             Command::Doctor(args) => args.run(),
+            Command::Health(args) => return args.run().await,
             Command::Model(command) => return command.run(),
             #[cfg(feature = "candle")]
             Command::GpuCheck(args) => return args.run(|line| crate::terminal::line(line)).await,

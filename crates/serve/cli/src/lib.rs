@@ -16,6 +16,7 @@ pub mod demo;
 pub mod doctor;
 mod download;
 pub mod generate;
+pub mod health;
 mod image_file;
 pub mod inspect;
 pub mod launch;

@@ -19,6 +19,7 @@ mod connections;
 mod gguf_writer;
 #[cfg(feature = "candle")]
 mod gpu_check;
+mod health;
 #[cfg(unix)]
 mod hung_backend;
 mod inspect;
