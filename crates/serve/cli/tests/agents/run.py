@@ -2,7 +2,7 @@
 
 Each agent of AGENTS, from the packages of npm that package.json names, gets the task to read a file, edit
 it and run a command, and this script then looks at the files: once with settings of its own, and once with
-`stolon launch`. A small model could not drive an agent, so the server runs a model that recites: its chat
+`stolon launch` if that knows the agent. A small model could not drive an agent, so the server runs a model that recites: its chat
 template ends a prompt with the name of a script, which follows from the tools that the agent offers and from
 the number of results that it has sent, and the model's weights continue it with a call of a tool. All else is
 real: the agents, their requests, the server, the parser of calls, and what the agents do on the disk. Needs node, and no network but the loopback.
@@ -40,15 +40,20 @@ AGENT_RULES
 
 class Agent:
     """A coding agent: the name of the tool that identifies it, the calls of the model, how it is started with
-    settings of its own, and its arguments for a task."""
+    settings of its own, its arguments for a task if `stolon launch` starts it, and the command that ends what
+    it leaves running."""
 
-    def __init__(self, name, tool, calls, start, arguments):
+    def __init__(self, name, tool, calls, start, arguments=None, end=None):
         self.name, self.tool, self.calls, self.start, self.arguments = name, tool, calls, start, arguments
+        self.end = end
 
     def scripts(self, folder):
         for turn, (tool, arguments) in enumerate(self.calls(folder)):
             call = json.dumps({"name": tool, "arguments": arguments})
             yield f"script:{self.name}-{turn}", [f"Step {self.name} {turn}.\n<tool_call>\n{call}\n</tool_call>"]
+
+    def ended(self, binaries):
+        return self.end and [binaries / self.end[0], *self.end[1:]]
 
     def rule(self, folder):
         turns = len(self.calls(folder))
@@ -123,14 +128,59 @@ def start_qwen(binaries, url, folder, home, task=TASK):
     return [binaries / "qwen", "--auth-type", "openai", *qwen_arguments(task)], environment
 
 
+def cline_calls(folder):
+    notes = str(folder / "notes.txt")
+    return [
+        ("read_files", {"files": [{"path": notes}]}),
+        ("editor", {"path": notes, "old_text": "draft", "new_text": "final"}),
+        ("run_commands", {"commands": ["ls notes.txt > listing.txt"]}),
+    ]
+
+
+def start_cline(binaries, url, folder, home, task=TASK):
+    provider = {
+        "provider": "openai-compatible", "apiKey": "dummy", "model": "scripted", "baseUrl": f"{url}/v1",
+    }
+    settings = home / ".cline/data/settings"
+    settings.mkdir(parents=True, exist_ok=True)
+    (settings / "providers.json").write_text(json.dumps({
+        "version": 1, "lastUsedProvider": "openai-compatible", "modes": {},
+        "providers": {
+            "openai-compatible": {
+                "settings": provider, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual",
+            },
+        },
+    }))
+    return [binaries / "cline", task], {}
+
+
+def pi_calls(folder):
+    return [
+        ("read", {"path": "notes.txt"}),
+        ("edit", {"path": "notes.txt", "edits": [{"oldText": "draft", "newText": "final"}]}),
+        ("bash", {"command": "ls notes.txt > listing.txt"}),
+    ]
+
+
+def start_pi(binaries, url, folder, home, task=TASK):
+    provider = {
+        "baseUrl": f"{url}/v1", "api": "openai-completions", "apiKey": "dummy", "models": [{"id": "scripted"}],
+    }
+    (home / "models.json").write_text(json.dumps({"providers": {"stolon": provider}}))
+    command = [binaries / "pi", "--print", "--provider", "stolon", "--model", "scripted", task]
+    return command, {"PI_CODING_AGENT_DIR": str(home), "PI_OFFLINE": "1"}
+
+
 CLAUDE_CALLS = file_calls(("Read", "Edit", "Bash"), ("file_path", "old_string", "new_string"))
 OPENCODE_CALLS = file_calls(("read", "edit", "bash"), ("filePath", "oldString", "newString"))
 QWEN_CALLS = file_calls(("read_file", "edit", "run_shell_command"), ("file_path", "old_string", "new_string"))
 AGENTS = [
     Agent("claude", "Read", CLAUDE_CALLS, start_claude, claude_arguments),
     Agent("codex", "exec_command", codex_calls, start_codex, codex_arguments),
-    Agent("opencode", "read", OPENCODE_CALLS, start_opencode, lambda task: ["run", task]),
+    Agent("opencode", "webfetch", OPENCODE_CALLS, start_opencode, lambda task: ["run", task]),
     Agent("qwen", "run_shell_command", QWEN_CALLS, start_qwen, qwen_arguments),
+    Agent("cline", "read_files", cline_calls, start_cline, end=["cline", "hub", "stop"]),
+    Agent("pi", "read", pi_calls, start_pi),
 ]
 
 
@@ -155,8 +205,9 @@ def launch(agent, binary, binaries, url):
     return [binary, "launch", agent.name, "--url", url, "--", *agent.arguments(TASK)], environment
 
 
-def work(start, folder, home):
-    """Runs an agent on its task, in a new folder and with a new home, and returns the errors in its result."""
+def work(start, folder, home, end=None):
+    """Runs an agent on its task, in a new folder and with a new home, and then the command `end`. Returns the
+    errors in its result."""
     for path in (folder, home):
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
@@ -168,6 +219,8 @@ def work(start, folder, home):
         command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=MAX_SECONDS, check=False,
     )
+    if end:
+        subprocess.run(end, env=environment, stdout=subprocess.DEVNULL, timeout=MAX_SECONDS, check=False)
     listing = folder / "listing.txt"
     problems = []
     if done.returncode != 0:
@@ -193,12 +246,11 @@ def main():
             failed = False
             for agent in AGENTS:
                 paths = folders[agent.name], root / f"{agent.name}-home"
-                ways = {
-                    "own settings": lambda: agent.start(modules / ".bin", url, *paths),
-                    "stolon launch": lambda: launch(agent, binary, modules / ".bin", url),
-                }
+                ways = {"own settings": lambda: agent.start(modules / ".bin", url, *paths)}
+                if agent.arguments:
+                    ways["stolon launch"] = lambda: launch(agent, binary, modules / ".bin", url)
                 for way, start in ways.items():
-                    problems = work(start, *paths)
+                    problems = work(start, *paths, agent.ended(modules / ".bin"))
                     print(f"{agent.name}, {way}: {'; '.join(problems) if problems else 'ok'}", flush=True)
                     failed |= bool(problems)
         finally:

@@ -17,8 +17,6 @@ and the models get the tools that are called only.
 
 import argparse
 import base64
-import http.client
-import http.server
 import json
 import os
 import pathlib
@@ -28,9 +26,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-import urllib.parse
 
 import run
+from proxy import Proxy, connect
 from run import scripted
 
 TURNS = 30
@@ -190,12 +188,12 @@ def distinct(scripts):
     return scripts
 
 
-class Proxy:
+class SessionProxy(Proxy):
     """Between one agent and the server. Its turns are the requests in which the agent works, whatever else it asks
     for besides (titles, compactions)."""
 
     def __init__(self, session, url, shadows=(), log=None):
-        self.session, self.url, self.shadows, self.log = session, url, shadows, log
+        self.session, self.shadows, self.log = session, shadows, log
         self.short = bool(shadows)
         self.turn, self.last_tokens, self.cut, self.ends_part = 0, 0, False, False
         self.seen, self.refused, self.shares = set(), [], []
@@ -203,52 +201,10 @@ class Proxy:
         self.too_long = dict.fromkeys(shadows, 0)
         self.names = {}
         self.lock = threading.Lock()
-        proxy = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self):
-                proxy.forward(self, self.rfile.read(int(self.headers.get("content-length", 0))))
-
-            def do_GET(self):
-                proxy.forward(self, None)
-
-            do_HEAD = do_GET
-
-            def log_message(self, *_):
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.address = f"http://127.0.0.1:{self.server.server_address[1]}"
-
-    def forward(self, handler, body):
-        turn = None
-        if body is not None:
-            body, turn = self.changed(handler.path, body)
-            for shadow in self.shadows if turn is not None else []:
-                self.ask(shadow, handler.path, body)
-        connection = connect(self.url)
-        headers = {name: value for name, value in handler.headers.items() if name.lower() not in HOP}
-        connection.request(handler.command, handler.path, body, headers)
-        reply = connection.getresponse()
-        handler.send_response(reply.status)
-        for name, value in reply.getheaders():
-            if name.lower() not in HOP:
-                handler.send_header(name, value)
-        handler.send_header("connection", "close")
-        handler.end_headers()
-        handler.close_connection = True
-        text = b""
-        while piece := reply.read1(65536):
-            text += piece
-            handler.wfile.write(piece)
-            handler.wfile.flush()
-        self.record(handler.path, turn, reply.status, body, text.decode(errors="replace"))
+        super().__init__(url)
 
     def changed(self, path, body):
-        """The request as it is sent, and its turn, if it is one."""
+        """The request as it is sent, after servers with real models got it, and its turn, if it is one."""
         try:
             request = json.loads(body)
         except ValueError:
@@ -269,7 +225,10 @@ class Proxy:
             self.seen.add("half an emoji")
         if any(mark in text for mark in ('"image"', '"image_url"', '"input_image"')):
             self.seen.add("picture")
-        return text.replace(json.dumps(EMOJI)[1:-1], "\\ud83d").encode(), turn
+        body = text.replace(json.dumps(EMOJI)[1:-1], "\\ud83d").encode()
+        for shadow in self.shadows if turn is not None else []:
+            self.ask(shadow, path, body)
+        return body, turn
 
     def script(self, request):
         """The script that answers a request, and its turn."""
@@ -322,14 +281,6 @@ class Proxy:
                 answer, prompt, cached = usage(text)
                 self.last_tokens = prompt + answer
                 self.shares.append((prompt, cached))
-
-
-HOP = {"host", "connection", "content-length", "transfer-encoding", "accept-encoding", "keep-alive"}
-
-
-def connect(url):
-    address = urllib.parse.urlsplit(url)
-    return http.client.HTTPConnection(address.hostname, address.port, timeout=MAX_SECONDS)
 
 
 def usage(text):
@@ -451,7 +402,7 @@ def main():
                     folder, home = folders[session.name], root / f"{session.name}-home"
                     folder.mkdir()
                     home.mkdir()
-                    proxy = Proxy(session, url, [url for _, url in others], options.log)
+                    proxy = SessionProxy(session, url, [url for _, url in others], options.log)
                     proxy.names = names
                     problems = converse(session, binaries, proxy, folder, home)
                     title = f"{session.name}, {name}" + (" and real models" if real else "")
