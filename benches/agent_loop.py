@@ -2,12 +2,18 @@
 
     python3 -m venv venv && venv/bin/pip install openai
     venv/bin/python benches/agent_loop.py target/release/stolon --model MODEL [--plot benches/agent-loop.svg]
+        [--other NAME=URL ...]
 
 The conversation is scripted: a system prompt of about 2,000 tokens and three tools, then turns in which the
 assistant calls a tool and gets a part of a file of this repository, or a test's output. OpenAI's Python
 client sends every turn with the whole conversation so far, streamed. The model answers with a few tokens,
 which the script replaces by its own. The cold server runs with --no-prefix-caching; because it computes
 the whole conversation each time, it gets every fourth turn only.
+
+With --other, each turn is then sent to another server, too, which has to serve the same model with
+benches/agent_loop.jinja as its chat template, with a cache of its own:
+
+    llama-server --model MODEL --ctx-size 16384 --jinja --chat-template-file benches/agent_loop.jinja
 
 Prints one line per turn and the totals, and fails if the two servers' answers differ: the cache must not
 change an answer.
@@ -66,24 +72,12 @@ def conversation():
         messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
 
 
-class Server:
-    """A running server."""
+class Api:
+    """A server's API."""
 
-    def __init__(self, binary, model, *flags):
-        command = [binary, "serve", "--port", "0", "--model", model, "--kv-memory", "2G", *flags]
-        command += ["--chat-template", str(HERE / "agent_loop.jinja"), "--tool-call-parser", "hermes"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        listening = (line for line in self.process.stdout if line.startswith("listening on "))
-        url = next(listening).removeprefix("listening on ").strip()
+    def __init__(self, url):
         self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600)
         self.model = self.client.models.list().data[0].id
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.terminate()
-        self.process.wait(timeout=60)
 
     def ask(self, messages, tokens):
         """The text and calls of the answer, the time to its first token in seconds, prompt tokens
@@ -100,18 +94,42 @@ class Server:
                     first = first or time.perf_counter() - begin
                     text += (choice.delta.content or "") + calls
             usage = piece.usage or usage
-        return text, first, usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens
+        cached = usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens
+        return text, first, usage.prompt_tokens, cached or 0
 
 
-def measure(binary, model, tokens, cold_every):
-    """The measurements, as one dictionary per turn."""
+class Server(Api):
+    """A running server of this project."""
+
+    def __init__(self, binary, model, *flags):
+        command = [binary, "serve", "--port", "0", "--model", model, "--kv-memory", "2G", *flags]
+        command += ["--chat-template", str(HERE / "agent_loop.jinja"), "--tool-call-parser", "hermes"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        listening = (line for line in self.process.stdout if line.startswith("listening on "))
+        super().__init__(next(listening).removeprefix("listening on ").strip())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait(timeout=60)
+
+
+def measure(binary, model, tokens, cold_every, others):
+    """The measurements, as one dictionary per turn. The times of other servers have their names."""
     turns = list(conversation())
     rows = []
+    others = {name: Api(url) for name, url in others}
     with Server(binary, model) as warm:
         for number, messages in enumerate(turns, 1):
             text, seconds, prompt, cached = warm.ask(messages, tokens)
             rows.append({"turn": number, "prompt": prompt, "cached": cached, "warm": seconds, "text": text})
             print(f"turn {number}: {prompt} prompt tokens, {cached} cached, first token {seconds * 1e3:.0f} ms")
+            for name, other in others.items():
+                _, seconds, prompt, cached = other.ask(messages, tokens)
+                rows[-1][name] = seconds
+                print(f"    {name}: {prompt} prompt tokens, {cached} cached, first token {seconds * 1e3:.0f} ms")
     with Server(binary, model, "--no-prefix-caching") as cold:
         for row, messages in itertools.islice(zip(rows, turns), cold_every - 1, None, cold_every):
             text, row["cold"], _, cached = cold.ask(messages, tokens)
@@ -166,9 +184,13 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--tokens", type=int, default=16, help="tokens of an answer")
     parser.add_argument("--cold-every", type=int, default=4, help="ask the cold server each Nth turn")
+    parser.add_argument(
+        "--other", action="append", default=[], metavar="NAME=URL", type=lambda text: text.split("=", 1),
+        help="another server that gets each turn, too",
+    )  # fmt: skip
     parser.add_argument("--plot", help="file for the plot, as SVG")
     args = parser.parse_args()
-    rows = measure(args.binary, args.model, args.tokens, args.cold_every)
+    rows = measure(args.binary, args.model, args.tokens, args.cold_every, args.other)
     prompt, cached = (sum(row[name] for row in rows) for name in ("prompt", "cached"))
     both = [row for row in rows if "cold" in row]
     warm, cold = (statistics.median(row[name] for row in both) for name in ("warm", "cold"))
@@ -176,6 +198,9 @@ def main():
         f"{prompt} prompt tokens in {len(rows)} turns, {cached / prompt:.1%} from the cache; first token at the "
         f"median of {len(both)} turns: warm {warm * 1e3:.0f} ms, cold {cold * 1e3:.0f} ms; equal answers"
     )
+    for name, _ in args.other:
+        own, other = (statistics.median(row[key] for row in rows[1:]) for key in ("warm", name))
+        print(f"first token at the median of all turns but the first: {own * 1e3:.0f} ms, {name} {other * 1e3:.0f} ms")
     if args.plot:
         plot(rows, args.plot, f"A coding agent's conversation: {pathlib.Path(args.model).stem}, two CPU cores")
 
