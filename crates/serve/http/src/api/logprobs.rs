@@ -2,7 +2,7 @@
 //!
 //! JSON has no infinity, so a token that cannot occur is reported with -9999.
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use indexmap::IndexMap;
 use serde::Serialize;
 

@@ -1,7 +1,7 @@
 //! `GET /v1/models` and `GET /v1/models/{id}`: the members of OpenAI's and of Anthropic's form in
 //! one object, so that the clients of both find the members that they read.
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use axum::http::Uri;
 use serde::{Deserialize, Serialize};
 
