@@ -121,11 +121,6 @@ impl AdapterTable {
         AdapterTable { loader, model, memory, runtime, reading, table }
     }
 
-    /// Whether the backend supports adapters.
-    pub(crate) fn is_supported(&self) -> bool {
-        self.loader.is_some()
-    }
-
     /// Reads the adapter at `path` and registers it as `name`. With `replace`, a registered one of
     /// this name is replaced; otherwise it is an error.
     pub(crate) async fn load(

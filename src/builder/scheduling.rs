@@ -134,11 +134,4 @@ impl EngineBuilder {
         self.config.policy = policy;
         self
     }
-
-    /// Whether to reserve room for the whole prompt and `max_tokens` of every running request, as
-    /// if nothing were cached. Default: false. It is a baseline for comparisons.
-    pub fn conservative_admission(mut self, on: bool) -> Self {
-        self.config.conservative = on;
-        self
-    }
 }

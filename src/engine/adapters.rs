@@ -73,11 +73,6 @@ impl Engine {
         self.inner.adapters.info(name.as_ref())
     }
 
-    /// Whether the backend supports adapters.
-    pub fn supports_adapters(&self) -> bool {
-        self.inner.adapters.is_supported()
-    }
-
     /// Number of times that the weights of an idle adapter have left the memory to make room for
     /// others.
     pub fn adapter_evictions(&self) -> u64 {

@@ -20,8 +20,7 @@ fn prompt(seed: u32, len: u32) -> Vec<u32> {
 /// The greedy tokens after a prompt, and the number of cached prompt tokens.
 async fn run(engine: &Engine, tokens: &[u32]) -> (Vec<u32>, usize) {
     let request = Request::tokens(tokens.to_vec()).max_tokens(ANSWER_LEN).ignore_eos(true);
-    let answer =
-        engine.generate(request).await.expect("it fits").collect_text().await.expect("ends");
+    let answer = engine.complete(request).await.expect("it ends");
     (answer.token_ids, answer.finish.usage.cached_tokens)
 }
 
@@ -111,97 +110,57 @@ async fn warm_equals_cold(model: &str) {
     reference.shutdown().await;
 }
 
-/// Goal: warm and cold answers are equal for Llama with biases in all layers.
-#[tokio::test]
-async fn llama() {
-    warm_equals_cold("llama").await;
+/// Defines a test for each model, so that they run at the same time.
+macro_rules! warm_equals_cold {
+    ($($(#[$goal:meta])+ $name:ident: $model:literal,)+) => {$(
+        $(#[$goal])+
+        #[tokio::test]
+        async fn $name() {
+            warm_equals_cold($model).await;
+        }
+    )+};
 }
 
-/// Goal: warm and cold answers are equal with Llama 3's rope scaling.
-#[tokio::test]
-async fn llama3() {
-    warm_equals_cold("llama3").await;
-}
-
-/// Goal: warm and cold answers are equal with a sliding window shorter than the prompt.
-#[tokio::test]
-async fn mistral() {
-    warm_equals_cold("mistral").await;
-}
-
-/// Goal: warm and cold answers are equal with biases on queries, keys and values.
-#[tokio::test]
-async fn qwen2() {
-    warm_equals_cold("qwen2").await;
-}
-
-/// Goal: warm and cold answers are equal with norms on queries and keys.
-#[tokio::test]
-async fn qwen3() {
-    warm_equals_cold("qwen3").await;
-}
-
-/// Goal: warm and cold answers are equal with local and global layers and two rope bases.
-#[tokio::test]
-async fn gemma3() {
-    warm_equals_cold("gemma3").await;
-}
-
-/// Goal: warm and cold answers are equal with per-layer embeddings, layers that share keys and
-/// values, and heads of different lengths.
-#[tokio::test]
-async fn gemma4() {
-    warm_equals_cold("gemma4").await;
-}
-
-/// Goal: warm and cold answers are equal with experts next to MLPs, and values that are projected
-/// with the matrix of the keys.
-#[tokio::test]
-async fn gemma4_moe() {
-    warm_equals_cold("gemma4_moe").await;
-}
-
-/// Goal: warm and cold answers are equal with YaRN and a prompt longer than the original context.
-#[tokio::test]
-async fn yarn() {
-    warm_equals_cold("yarn").await;
-}
-
-/// Goal: warm and cold answers are equal with LongRoPE, where a prompt grows beyond the original
-/// context.
-#[tokio::test]
-async fn phi3() {
-    warm_equals_cold("phi3").await;
-}
-
-/// Goal: warm and cold answers are equal with soft-capped scores and logits.
-#[tokio::test]
-async fn gemma2() {
-    warm_equals_cold("gemma2").await;
-}
-
-/// Goal: warm and cold answers are equal with factors of embeddings, residuals and logits.
-#[tokio::test]
-async fn granite() {
-    warm_equals_cold("granite").await;
-}
-
-/// Goal: warm and cold answers are equal with a norm over the keys of all heads together.
-#[tokio::test]
-async fn olmo2() {
-    warm_equals_cold("olmo2").await;
-}
-
-/// Goal: warm and cold answers are equal with a layer without a rotary embedding.
-#[tokio::test]
-async fn smollm3() {
-    warm_equals_cold("smollm3").await;
-}
-
-/// Goal: warm and cold answers are equal for a preset that the builder loads.
-#[tokio::test]
-async fn preset() {
-    warm_equals_cold("random:tiny").await;
+warm_equals_cold! {
+    /// For Llama with biases in all layers.
+    llama: "llama",
+    /// With Llama 3's rope scaling.
+    llama3: "llama3",
+    /// With a sliding window shorter than the prompt.
+    mistral: "mistral",
+    /// With biases on queries, keys and values.
+    qwen2: "qwen2",
+    /// With norms on queries and keys.
+    qwen3: "qwen3",
+    /// With local and global layers and two rope bases.
+    gemma3: "gemma3",
+    /// With per-layer embeddings, layers that share keys and values, and heads of different
+    /// lengths.
+    gemma4: "gemma4",
+    /// With experts next to MLPs, and values that are projected with the matrix of the keys.
+    gemma4_moe: "gemma4_moe",
+    /// With YaRN and a prompt longer than the original context.
+    yarn: "yarn",
+    /// With LongRoPE, where a prompt grows beyond the original context.
+    phi3: "phi3",
+    /// With soft-capped scores and logits.
+    gemma2: "gemma2",
+    /// With factors of embeddings, residuals and logits.
+    granite: "granite",
+    /// With a norm over the keys of all heads together.
+    olmo2: "olmo2",
+    /// With a layer without a rotary embedding.
+    smollm3: "smollm3",
+    /// For a preset that the builder loads.
+    preset: "random:tiny",
+    /// With a mixture of experts and a sliding window.
+    mixtral: "mixtral",
+    /// With a shared expert.
+    qwen2_moe: "qwen2_moe",
+    /// With many narrow experts.
+    qwen3_moe: "qwen3_moe",
+    /// With attention sinks and a window in every other layer.
+    gpt_oss: "gpt_oss",
 }
 
 /// Goal: a model directory without a tokenizer answers prompts of token ids, and stops at its
@@ -217,28 +176,4 @@ async fn a_model_without_a_tokenizer_answers_token_ids() {
     assert_eq!(answer.len(), ANSWER_LEN);
     assert_eq!(engine.model_info().eos_token_ids, [2]);
     engine.shutdown().await;
-}
-
-/// Goal: warm and cold answers are equal with a mixture of experts and a sliding window.
-#[tokio::test]
-async fn mixtral() {
-    warm_equals_cold("mixtral").await;
-}
-
-/// Goal: warm and cold answers are equal with a shared expert.
-#[tokio::test]
-async fn qwen2_moe() {
-    warm_equals_cold("qwen2_moe").await;
-}
-
-/// Goal: warm and cold answers are equal with many narrow experts.
-#[tokio::test]
-async fn qwen3_moe() {
-    warm_equals_cold("qwen3_moe").await;
-}
-
-/// Goal: warm and cold answers are equal with attention sinks and a window in every other layer.
-#[tokio::test]
-async fn gpt_oss() {
-    warm_equals_cold("gpt_oss").await;
 }

@@ -80,14 +80,12 @@ async fn a_shared_prefix_is_computed_once() {
     let (engine, _) = engine(64).await;
     let shared = "x".repeat(100) + "yz";
     let ask = |tail: &str| Request::text(format!("{shared}{tail}")).max_tokens(4);
-    let cold =
-        engine.generate(ask("one")).await.expect("it fits").collect_text().await.expect("ends");
+    let cold = engine.complete(ask("one")).await.expect("it ends");
     assert_eq!(cold.finish.usage.cached_tokens, 0);
     for _ in 0..3 {
         assert_eq!(engine.cache().query_match_len(&ask("two")).expect("text"), 96);
     }
-    let warm =
-        engine.generate(ask("two")).await.expect("it fits").collect_text().await.expect("ends");
+    let warm = engine.complete(ask("two")).await.expect("it ends");
     assert_eq!(warm.finish.usage.cached_tokens, 96);
     assert_eq!(warm.token_ids, expected(format!("{shared}two").as_bytes(), 4));
     let salted = ask("two").cache_salt("tenant");
@@ -120,8 +118,7 @@ async fn a_stop_string_ends_the_text() {
     let stop: String = free.text.chars().skip(6).take(2).collect();
     let place = free.text.find(&stop).expect("it is there");
     let request = Request::text("abc").max_tokens(40).stop([stop.clone(), "never".to_owned()]);
-    let stopped =
-        engine.generate(request).await.expect("it fits").collect_text().await.expect("ends");
+    let stopped = engine.complete(request).await.expect("it ends");
     assert_eq!(stopped.text, free.text[..place]);
     assert_eq!(stopped.finish.reason, FinishReason::StopString(stop));
     while engine.stats().running > 0 {
@@ -140,9 +137,7 @@ async fn a_stop_string_ends_the_text() {
 #[tokio::test]
 async fn withheld_text_is_emitted_at_the_end() {
     let (engine, _) = engine(64).await;
-    let run = async |request: Request| {
-        engine.generate(request).await.expect("it fits").collect_text().await.expect("it ends")
-    };
+    let run = async |request: Request| engine.complete(request).await.expect("it ends");
     let free = run(Request::text("abc").max_tokens(8)).await;
     let last = free.text.chars().last().expect("some text");
     let held = run(Request::text("abc").max_tokens(8).stop([format!("{last}never")])).await;
@@ -165,9 +160,7 @@ async fn end_of_sequence_ids_end_an_answer_and_can_be_ignored() {
         .build()
         .await
         .expect("valid settings");
-    let run = async |request: Request| {
-        engine.generate(request).await.expect("it fits").collect_text().await.expect("it ends")
-    };
+    let run = async |request: Request| engine.complete(request).await.expect("it ends");
     let ended = run(Request::text("abc").max_tokens(20)).await;
     assert_eq!(ended.finish.reason, FinishReason::Stop);
     assert_eq!(ended.token_ids, answer[..=first]);
@@ -191,12 +184,10 @@ async fn a_seed_gives_the_same_text_in_any_batch() {
     let (engine, _) = engine(256).await;
     let sampling = SamplingParams { temperature: 1.5, seed: Some(7), ..SamplingParams::default() };
     let request = || Request::text("seeded").max_tokens(30).sampling(sampling.clone());
-    let alone =
-        engine.generate(request()).await.expect("it fits").collect_text().await.expect("ends");
+    let alone = engine.complete(request()).await.expect("it ends");
     let other = |n| engine.generate(Request::text(format!("other {n}")).max_tokens(40));
     let others = try_join_all((0..6).map(other)).await.expect("they fit");
-    let again =
-        engine.generate(request()).await.expect("it fits").collect_text().await.expect("ends");
+    let again = engine.complete(request()).await.expect("it ends");
     assert_eq!(alone.token_ids, again.token_ids);
     drop(others);
 }
@@ -207,8 +198,7 @@ async fn a_seed_gives_the_same_text_in_any_batch() {
 async fn logprobs_are_reported_if_requested() {
     let (engine, _) = engine(64).await;
     let request = Request::text("abcdef").max_tokens(6).logprobs(3).prompt_logprobs(1);
-    let answer =
-        engine.generate(request).await.expect("it fits").collect_text().await.expect("ends");
+    let answer = engine.complete(request).await.expect("it ends");
     assert_eq!((answer.logprobs.len(), answer.prompt_logprobs.len()), (6, 6));
     for (id, entry) in answer.token_ids.iter().zip(&answer.logprobs) {
         assert_eq!((entry.token_id, entry.top.len()), (*id, 3));
@@ -326,9 +316,7 @@ async fn more_choices_than_the_queue_can_hold_are_invalid() {
 /// the operator's default, and other requests can run at the same time.
 #[tokio::test]
 async fn without_max_tokens_an_answer_is_as_long_as_it_fits() {
-    let run = async |engine: &Engine, request| {
-        engine.generate(request).await.expect("it fits").collect_text().await.expect("it ends")
-    };
+    let run = async |engine: &Engine, request| engine.complete(request).await.expect("it ends");
     let (whole, _) = engine(32).await;
     let open = || Request::text("abc").ignore_eos(true);
     let answer = run(&whole, open()).await;

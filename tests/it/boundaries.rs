@@ -170,7 +170,6 @@ fn all_other_libraries_forbid_unsafe() {
         "crates/serve/demo",
         "crates/serve/gpu_check",
         "crates/serve/http",
-        "crates/serve/http/derive",
         "crates/serve/loadgen",
         "crates/serve/python",
         ".",

@@ -44,7 +44,7 @@ fn books() -> Vec<Book> {
 async fn ask(engine: &Engine, handbook: &str, question: &str) -> Completion {
     let messages = [ChatMessage::new("system", handbook), ChatMessage::new("user", question)];
     let request = Request::chat(messages.to_vec()).max_tokens(40).logprobs(0);
-    engine.generate(request).await.expect("it fits").collect_text().await.expect("ends")
+    engine.complete(request).await.expect("it ends")
 }
 
 /// Goal: at least 190 of 200 held-out questions are answered exactly, and every answer is the same

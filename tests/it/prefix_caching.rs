@@ -24,7 +24,7 @@ async fn tiny(block_size: usize, chunk: usize, caching: bool) -> Engine {
 }
 
 async fn run(engine: &Engine, request: Request) -> Completion {
-    engine.generate(request).await.expect("it fits").collect_text().await.expect("it ends")
+    engine.complete(request).await.expect("it ends")
 }
 
 /// The log-probabilities of the whole vocabulary at each of three greedy steps, and the number of

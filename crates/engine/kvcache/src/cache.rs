@@ -219,11 +219,6 @@ impl PrefixCache {
         self.fence.begin()
     }
 
-    /// As [`StepFence::running`].
-    pub fn running_steps(&self) -> usize {
-        self.fence.running()
-    }
-
     // ---- making room ----
 
     /// Evicts cached blocks until `count` blocks are free, or will be when the running steps have

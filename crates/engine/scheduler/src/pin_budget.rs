@@ -136,8 +136,6 @@ mod tests {
             block_size: 16,
             block_count,
             block_bytes: 1,
-            hidden_size: None,
-            draws: false,
             ..BackendSpec::default()
         }
     }

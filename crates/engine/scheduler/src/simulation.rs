@@ -290,8 +290,6 @@ mod tests {
             block_size: 16,
             block_count: 64,
             block_bytes: 1,
-            hidden_size: None,
-            draws: false,
             ..BackendSpec::default()
         }
     }

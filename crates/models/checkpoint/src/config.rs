@@ -39,7 +39,7 @@ pub use mlp::{Activation, FeedForwardConfig, GateConfig, GateFunction, MlpConfig
 pub use mtp::MtpWeights;
 pub use norms::{NormKind, NormPlacement, NormsConfig};
 pub(crate) use pairs::AdjacentPairs;
-pub use recurrent::RecurrentShape;
+pub use recurrent::{RecurrentShape, decay_rates};
 pub use rope::{Rope, RopeScaling, ShortContext};
 pub use tensors::{
     AttentionWeights, ConvolutionWeights, DecoderWeights, DeltaNetWeights, DenseAndExpertsWeights,

@@ -247,6 +247,17 @@ impl ModelError {
         }
     }
 
+    /// Creates a [`ModelError::InvalidOption`].
+    pub fn option(name: &str, expected: impl ToString, got: impl ToString) -> Self {
+        let [expected, got] = [expected.to_string(), got.to_string()];
+        Self::InvalidOption { name: name.to_owned(), expected, got }
+    }
+
+    /// Creates a [`ModelError::InvalidOption`] for a value that is not one of `names`.
+    pub(crate) fn not_one_of(option: &str, names: &[&str], got: &str) -> Self {
+        Self::option(option, format!("one of {}", names.join(", ")), format!("`{got}`"))
+    }
+
     /// Creates a [`ModelError::Unsupported`].
     pub fn unsupported(file: &str, key: &str, expected: impl ToString, got: impl ToString) -> Self {
         Self::Unsupported {

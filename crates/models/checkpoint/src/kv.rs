@@ -146,14 +146,14 @@ impl KvShape {
                 && self.elements(layer).any(|kind| kind == KvElement::Int4)
         };
         match self.attention_layers.iter().find(is_odd) {
-            Some(layer) => Err(ModelError::InvalidOption {
-                name: "KV type".to_owned(),
-                expected: format!(
+            Some(layer) => Err(ModelError::option(
+                "KV type",
+                format!(
                     "a type of at least 8 bits for a model with heads of {} elements",
                     layer.head_dim
                 ),
-                got: format!("`{}`", self.kv_type),
-            }),
+                format!("`{}`", self.kv_type),
+            )),
             None => Ok(()),
         }
     }

@@ -98,12 +98,7 @@ pub fn load_any(source: &ModelSource, options: &LoadOptions) -> Result<AnyModel,
         AnyModel::Decoder(model) => model,
         AnyModel::Encoder(mut encoder) => {
             if options.mmproj.is_some() {
-                let expected = "none for a text encoder";
-                return Err(ModelError::InvalidOption {
-                    name: "mmproj".to_owned(),
-                    expected: expected.to_owned(),
-                    got: "a file".to_owned(),
-                });
+                return Err(ModelError::option("mmproj", "none for a text encoder", "a file"));
             }
             if options.mtp {
                 return Err(mtp::no_head(&encoder.id));

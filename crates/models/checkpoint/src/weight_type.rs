@@ -35,11 +35,7 @@ impl std::str::FromStr for WeightType {
         match name {
             "stored" => Ok(Self::Stored),
             "q8_0" => Ok(Self::Q8_0),
-            _ => Err(ModelError::InvalidOption {
-                name: "weights".to_owned(),
-                expected: "`stored` or `q8_0`".to_owned(),
-                got: format!("`{name}`"),
-            }),
+            _ => Err(ModelError::option("weights", "`stored` or `q8_0`", format!("`{name}`"))),
         }
     }
 }

@@ -7,6 +7,8 @@ use stolon_checkpoint::error::ModelError;
 use stolon_checkpoint::weights::Weights;
 use stolon_kernels::{self as kernels, LayerNorm, Path};
 
+use crate::CpuOptions;
+
 /// Number of partial sums of a dot product.
 const LANES: usize = 16;
 
@@ -58,11 +60,7 @@ impl Head {
             });
         }
         config.tensors().iter().for_each(|spec| weights.remove(&spec.name));
-        let path = Path::detect().map_err(|source| ModelError::InvalidOption {
-            name: "CPU path".to_owned(),
-            expected: "an instruction set that this machine supports".to_owned(),
-            got: source.to_string(),
-        })?;
+        let path = CpuOptions::default().path()?;
         Ok(Self { layers, path })
     }
 

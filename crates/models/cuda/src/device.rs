@@ -56,11 +56,8 @@ impl FromStr for DeviceChoice {
     type Err = ModelError;
 
     fn from_str(name: &str) -> Result<Self, ModelError> {
-        let invalid = || ModelError::InvalidOption {
-            name: "device".to_owned(),
-            expected: "`cpu`, `cuda`, `cuda:INDEX`, `metal` or `metal:INDEX`".to_owned(),
-            got: format!("`{name}`"),
-        };
+        let expected = "`cpu`, `cuda`, `cuda:INDEX`, `metal` or `metal:INDEX`";
+        let invalid = || ModelError::option("device", expected, format!("`{name}`"));
         let (kind, index) = match name.split_once(':') {
             None => (name, 0),
             Some((kind, index)) => (kind, index.parse().map_err(|_| invalid())?),

@@ -64,11 +64,11 @@ impl FromStr for ComputeType {
             "f32" => Ok(Self::F32),
             "f16" => Ok(Self::F16),
             "bf16" => Ok(Self::Bf16),
-            _ => Err(ModelError::InvalidOption {
-                name: "compute type".to_owned(),
-                expected: "`f32`, `f16` or `bf16`".to_owned(),
-                got: format!("`{name}`"),
-            }),
+            _ => Err(ModelError::option(
+                "compute type",
+                "`f32`, `f16` or `bf16`",
+                format!("`{name}`"),
+            )),
         }
     }
 }
@@ -141,10 +141,8 @@ impl CandleOptions {
     /// Checks the documented ranges.
     pub(crate) fn check(&self) -> Result<(), ModelError> {
         stolon_checkpoint::kv::check_block_size(self.block_size)?;
-        let invalid = |name: &str, expected: &str, got: String| {
-            let (name, expected) = (name.to_owned(), expected.to_owned());
-            Err(ModelError::InvalidOption { name, expected, got })
-        };
+        let invalid =
+            |name: &str, expected: &str, got: String| Err(ModelError::option(name, expected, got));
         if !(self.memory_utilization > 0.0 && self.memory_utilization <= 1.0) {
             let got = self.memory_utilization.to_string();
             return invalid("GPU memory utilization", "a number above 0 and up to 1", got);

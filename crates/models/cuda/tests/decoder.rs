@@ -3,6 +3,8 @@
 
 #[path = "../../checkpoint/tests/it/support/adapter_writer.rs"]
 mod adapter_writer;
+#[path = "../../checkpoint/tests/it/support/candle_types.rs"]
+mod candle_types;
 #[path = "../../checkpoint/tests/it/support/model_adapter.rs"]
 mod model_adapter;
 

@@ -34,9 +34,7 @@ pub mod options;
 pub mod outline;
 pub mod reply;
 pub mod responses;
-pub(crate) mod schema;
-#[cfg(feature = "openapi")]
-mod schemas;
+pub(crate) mod schemas;
 pub mod scores;
 pub mod sessions;
 pub mod skills;

@@ -38,7 +38,6 @@
 //! * `gzip`: replies compressed by gzip. Without it, no reply is compressed;
 //! * `image-urls` (off by default): `ImageHosts`, which fetches images that requests name by URL;
 //! * `listen`: `listen` itself, and TLS;
-//! * `openapi`: `/openapi.json` and `/docs`. Without it, they are answered with status 404;
 //! * `otel`: traces.
 //!
 //! # Layers

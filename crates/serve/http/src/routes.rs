@@ -3,16 +3,10 @@
 //! The router, the rules of access, the description at `/openapi.json` and `/docs`, and the names
 //! of operations in traces are made from these rows. One file has the rows of each group.
 
-#![cfg_attr(not(feature = "openapi"), allow(dead_code, reason = "read only by the description"))]
-
 mod cache;
 mod generation;
 mod models;
 mod ollama;
-#[cfg(feature = "openapi")]
-pub(crate) mod openapi;
-#[cfg(not(feature = "openapi"))]
-#[path = "routes/openapi/absent.rs"]
 pub(crate) mod openapi;
 mod operation;
 pub(crate) mod other_paths;
@@ -27,12 +21,13 @@ use axum::handler::Handler;
 use axum::middleware::Next;
 use axum::routing::MethodRouter;
 use axum::{Extension, Router, middleware, routing};
+use schemars::JsonSchema;
 
 use crate::api::admin::Health;
 use crate::api::error::ErrorReply;
 use crate::api::messages::MessagesError;
 use crate::api::ollama::OllamaError;
-use crate::api::schema::{JsonSchema, Make, reference};
+use crate::api::schemas::{Make, reference};
 use crate::guard::access::Access;
 use crate::guard::{access, cors};
 use crate::handlers::app::{App, RouterOptions};

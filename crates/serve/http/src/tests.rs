@@ -89,12 +89,7 @@ async fn the_router_can_be_mounted() {
     let (status, reply) = ask(request.body(Body::from(body)).expect("a request")).await;
     assert_eq!((status, &reply["usage"]["completion_tokens"]), (StatusCode::OK, &json!(2)));
     let (status, description) = ask(get("/llm/openapi.json")).await;
-    if cfg!(feature = "openapi") {
-        assert_eq!((status, &description["servers"][0]["url"]), (StatusCode::OK, &json!("./")));
-    } else {
-        assert_eq!(status, StatusCode::NOT_FOUND);
-        assert!(description.to_string().contains("without the feature `openapi`"), "{description}");
-    }
+    assert_eq!((status, &description["servers"][0]["url"]), (StatusCode::OK, &json!("./")));
 }
 
 /// Goal: rendering and tokenizing a prompt is work of its client in every API, also before there is

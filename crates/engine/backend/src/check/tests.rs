@@ -9,9 +9,6 @@ fn spec() -> BackendSpec {
         max_positions: 16,
         block_size: 4,
         block_count: 8,
-        block_bytes: 0,
-        hidden_size: None,
-        draws: false,
         ..BackendSpec::default()
     }
 }

@@ -135,12 +135,6 @@ impl FakeHandle {
         std::mem::take(&mut self.shared.lock().batches)
     }
 
-    /// Number of calls so far that copied blocks out or in, including those that failed.
-    #[must_use]
-    pub fn copy_count(&self) -> u64 {
-        self.shared.lock().copies.count
-    }
-
     /// Makes the next `count` calls that copy blocks fail.
     pub fn fail_copies(&self, count: usize) {
         self.shared.lock().copies.failing = count;

@@ -24,64 +24,37 @@ fn blocks(letters: &str) -> Vec<u32> {
     letters.bytes().flat_map(|letter| (0..16).map(move |i| u32::from(letter) * 100 + i)).collect()
 }
 
+/// Goal: a prompt matches the whole blocks that it has in common with a cached one, and no part of
+/// a block. A partial block stays private.
 #[test]
-fn empty_tree_matches_nothing() {
-    let mut cache = Cache::new(BLOCK, 4);
-    assert_eq!(cache.match_len(&blocks("ABCD")), 0);
-    assert_eq!(cache.match_len(&[]), 0);
-    let lease = cache.writer.acquire(&cache.base, &blocks("ABCD"));
-    assert_eq!((lease.len(), lease.blocks()), (0, &[][..]));
-    cache.audit();
-}
-
-#[test]
-fn insert_and_match() {
-    let mut cache = Cache::new(BLOCK, 4);
-    cache.run(&blocks("ABCD"));
-    let lease = cache.writer.acquire(&cache.base, &blocks("ABCDE"));
-    assert_eq!((lease.len(), lease.blocks()), (64, &[0, 1, 2, 3].map(BlockId)[..]));
-}
-
-#[test]
-fn partial_match_returns_the_common_blocks() {
-    let mut cache = Cache::new(BLOCK, 4);
-    cache.run(&blocks("ABCD"));
-    assert_eq!(cache.match_len(&blocks("ABXY")), 32);
-    let lease = cache.writer.acquire(&cache.base, &blocks("ABXY"));
-    assert_eq!(lease.blocks(), [0, 1].map(BlockId));
-    let mut inside = blocks("ABCD");
-    inside[40] += 1;
-    assert_eq!(cache.match_len(&inside), 32, "a block matches as a whole or not at all");
-}
-
-#[test]
-fn full_match_of_an_aligned_prompt() {
-    let mut cache = Cache::new(BLOCK, 4);
-    let prompt = blocks("ABCD");
-    cache.run(&prompt);
-    assert_eq!((prompt.len(), cache.match_len(&prompt)), (64, 64));
-    assert_eq!(cache.writer.acquire(&cache.base, &prompt).blocks().len(), 4);
-}
-
-#[test]
-fn full_match_of_a_prompt_that_is_not_aligned() {
-    let mut cache = Cache::new(BLOCK, 67);
-    let prompt: Vec<u32> = (0..1060).collect();
-    cache.run(&prompt);
-    assert_eq!(cache.match_len(&prompt), 1056);
-    assert_eq!(cache.writer.acquire(&cache.base, &prompt).blocks().len(), 66);
-    assert_eq!(cache.pool.counts().free, 1, "the partial block was private");
-    cache.audit();
-}
-
-#[test]
-fn short_prompt_is_neither_matched_nor_inserted() {
-    let mut cache = Cache::new(BLOCK, 4);
-    let prompt = &blocks("A")[..15];
-    cache.run(prompt);
-    assert_eq!(cache.match_len(prompt), 0);
-    assert_eq!(cache.writer.counts().cached, 0);
-    assert_eq!(cache.pool.counts().free, 4);
+fn whole_blocks_are_matched() {
+    let changed = |at: usize| {
+        let mut prompt = blocks("ABCD");
+        prompt[at] += 1;
+        prompt
+    };
+    let long: Vec<u32> = (0..1060).collect();
+    for (cached, prompt, matched) in [
+        (vec![], blocks("ABCD"), 0),
+        (vec![], vec![], 0),
+        (blocks("ABCD"), blocks("ABCDE"), 4),
+        (blocks("ABCD"), blocks("ABXY"), 2),
+        (blocks("ABCD"), changed(40), 2),
+        (blocks("ABCD"), blocks("ABCD"), 4),
+        (long.clone(), long, 66),
+        (blocks("A")[..15].to_vec(), blocks("A")[..15].to_vec(), 0),
+    ] {
+        let mut cache = Cache::new(BLOCK, 67);
+        cache.run(&cached);
+        assert_eq!(cache.match_len(&prompt), matched * BLOCK);
+        let lease = cache.writer.acquire(&cache.base, &prompt);
+        let expected: Vec<BlockId> = (0..matched as u32).map(BlockId).collect();
+        assert_eq!((lease.len(), lease.blocks()), (matched * BLOCK, &expected[..]));
+        assert_eq!(cache.writer.counts().cached, cached.len() / BLOCK);
+        assert_eq!(cache.pool.counts().free, 67 - cached.len() / BLOCK);
+        drop(lease);
+        cache.audit();
+    }
 }
 
 #[test]
@@ -169,16 +142,10 @@ fn nothing_is_evicted_while_everything_is_locked() {
 }
 
 #[test]
-fn allocation_with_an_empty_tree_reserves_all_blocks() {
-    let mut cache = Cache::new(BLOCK, 8);
-    let slot = cache.start(&blocks("ABC")).expect("fits");
-    assert_eq!((slot.lease.len(), slot.private.len()), (0, 3));
-}
-
-#[test]
 fn allocation_reuses_a_cached_prefix() {
     let mut cache = Cache::new(BLOCK, 8);
     let mut first = cache.start(&blocks("ABC")).expect("fits");
+    assert_eq!((first.lease.len(), first.private.len()), (0, 3), "nothing is cached");
     let _ = cache.publish(&mut first, &blocks("ABC"));
     let second = cache.start(&blocks("ABX")).expect("fits");
     assert_eq!((second.lease.len(), second.private.len()), (32, 1));

@@ -68,33 +68,27 @@ fn a_lease_locks_all_ancestors_and_unlocks_them_once() {
     cache.audit();
 }
 
-/// Goal: after a miss, the tree owns the prompt's blocks until they are evicted.
+/// Goal: after a miss, a partial hit and a hit of one position, the tree owns all blocks of the
+/// prompts until they are evicted, and only the blocks after the hit are new.
 #[test]
-fn after_a_miss_the_tree_owns_the_blocks() {
-    let mut cache = Cache::new(1, 100);
+fn the_tree_owns_the_blocks_of_what_was_computed() {
     let prompt: Vec<u32> = (0..10).collect();
-    cache.run(&prompt);
-    assert_eq!(cache.pool.counts().free, 90);
-    let evicted = cache.writer.evict(10);
-    cache.pool.release(evicted);
-    assert_eq!(cache.pool.counts().free, 100);
-    cache.audit();
-}
-
-/// Goal: after a partial hit, the tree owns all blocks of the prompt, and only the blocks after the
-/// hit are new.
-#[test]
-fn after_a_partial_hit_the_tree_owns_old_and_new_blocks() {
-    let mut cache = Cache::new(1, 100);
-    let prompt: Vec<u32> = (0..10).collect();
-    cache.run(&prompt[..5]);
-    let mut running = cache.start(&prompt).expect("fits");
-    assert_eq!((running.lease.len(), running.private.len()), (5, 5));
-    assert_eq!(cache.publish(&mut running, &prompt).blocks.len(), 5);
-    drop(running);
-    assert_eq!(cache.writer.counts().cached, 10);
-    assert_eq!(cache.pool.counts().free, 90);
-    cache.audit();
+    for (cached, prompt, hit) in
+        [(&[][..], &prompt[..], 0), (&prompt[..5], &prompt, 5), (&prompt, &[0, 100, 101], 1)]
+    {
+        let mut cache = Cache::new(1, 100);
+        cache.run(cached);
+        let mut running = cache.start(prompt).expect("fits");
+        assert_eq!((running.lease.len(), running.private.len()), (hit, prompt.len() - hit));
+        assert_eq!(cache.publish(&mut running, prompt).blocks.len(), prompt.len() - hit);
+        drop(running);
+        let owned = cached.len() + prompt.len() - hit;
+        assert_eq!((cache.writer.counts().cached, cache.pool.counts().free), (owned, 100 - owned));
+        cache.audit();
+        assert_eq!(cache.evict(100).len(), owned);
+        assert_eq!(cache.pool.counts().free, 100);
+        cache.audit();
+    }
 }
 
 /// Goal: when two requests have computed the same prompt, the tree keeps one copy.
@@ -158,20 +152,6 @@ fn concurrent_requests_share_the_prefix_and_write_to_private_blocks() {
     assert!(one.blocks().iter().all(|block| !two.blocks().contains(block)));
     drop((first, second, one, two));
     cache.audit();
-}
-
-/// Goal: a hit of one position loses no block.
-#[test]
-fn a_hit_of_one_position_loses_no_block() {
-    let mut cache = Cache::new(1, 99);
-    let prompt: Vec<u32> = (0..10).collect();
-    cache.run(&prompt);
-    let mut running = cache.start(&[0, 100, 101]).expect("fits");
-    assert_eq!(running.lease.len(), 1);
-    assert_eq!(cache.publish(&mut running, &[0, 100, 101]).blocks.len(), 2);
-    drop(running);
-    cache.audit();
-    assert_eq!(cache.writer.evict(99).len(), 12);
 }
 
 /// Goal: while everything is locked, a reservation fails with a shortage. Unlocked prefixes are

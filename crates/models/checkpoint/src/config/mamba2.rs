@@ -57,6 +57,17 @@ impl Mamba2Config {
         }
     }
 
+    /// Applies the factors of values, keys and queries to the taps of the convolution, `[channels,
+    /// taps]`: it is linear in its inputs.
+    pub fn scale_taps(&self, by_channel: &mut [f32]) {
+        let [_, value, key, query, _] = self.input_factors;
+        let (values, rest) = by_channel.split_at_mut(self.heads * self.head_dim * self.taps);
+        let (keys, queries) = rest.split_at_mut(self.key_width() * self.taps);
+        for (taps, factor) in [(values, value), (keys, key), (queries, query)] {
+            taps.iter_mut().for_each(|tap| *tap *= factor);
+        }
+    }
+
     /// Checks the documented ranges. `file` is the file's name in error messages.
     pub(super) fn check(&self, file: &str) -> Result<(), ModelError> {
         let heads = "mamba_n_heads";

@@ -28,6 +28,16 @@ pub struct RecurrentShape {
     pub taps: usize,
 }
 
+/// The decay rates per time step, all negative, from those of a file, which are their logarithms if
+/// `log` is true.
+#[must_use]
+pub fn decay_rates(mut rates: Vec<f32>, log: bool) -> Vec<f32> {
+    if log {
+        rates.iter_mut().for_each(|rate| *rate = -rate.exp());
+    }
+    rates
+}
+
 /// The names of the configuration's keys from which the sizes are read, for messages.
 pub(super) struct ShapeKeys {
     pub(super) heads: &'static str,

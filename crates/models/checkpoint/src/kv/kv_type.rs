@@ -129,12 +129,7 @@ impl FromStr for KvType {
     type Err = ModelError;
 
     fn from_str(name: &str) -> Result<Self, ModelError> {
-        Self::ALL.into_iter().find(|kv_type| kv_type.name() == name).ok_or_else(|| {
-            ModelError::InvalidOption {
-                name: "KV type".to_owned(),
-                expected: format!("one of {}", Self::ALL.map(Self::name).join(", ")),
-                got: format!("`{name}`"),
-            }
-        })
+        let named = Self::ALL.into_iter().find(|kv_type| kv_type.name() == name);
+        named.ok_or_else(|| ModelError::not_one_of("KV type", &Self::ALL.map(Self::name), name))
     }
 }

@@ -50,12 +50,7 @@ impl FromStr for WindowKv {
     type Err = ModelError;
 
     fn from_str(name: &str) -> Result<Self, ModelError> {
-        Self::ALL.into_iter().find(|place| place.name() == name).ok_or_else(|| {
-            ModelError::InvalidOption {
-                name: "window KV".to_owned(),
-                expected: format!("one of {}", Self::ALL.map(Self::name).join(", ")),
-                got: format!("`{name}`"),
-            }
-        })
+        let named = Self::ALL.into_iter().find(|place| place.name() == name);
+        named.ok_or_else(|| ModelError::not_one_of("window KV", &Self::ALL.map(Self::name), name))
     }
 }

@@ -29,10 +29,6 @@ pub(super) fn add(model: &mut LoadedModel, path: &Path) -> Result<(), ModelError
     Ok(())
 }
 
-fn refused(expected: &str, got: String) -> ModelError {
-    ModelError::InvalidOption { name: "mmproj".into(), expected: expected.to_owned(), got }
-}
-
 /// Checks that a model can use an encoder from another file, and returns the kind of encoder.
 ///
 /// # Errors
@@ -41,10 +37,13 @@ pub(crate) fn check(config: &DecoderConfig, has_encoder: bool) -> Result<Encoder
     let Some(kind) = EncoderKind::of(config.architecture) else {
         let got = format!("a model with the architecture {}", config.architecture.name());
         let expected = "a model with the architecture gemma3, llama, qwen3_vl or qwen3_5";
-        return Err(refused(expected, got));
+        return Err(ModelError::option("mmproj", expected, got));
     };
     match has_encoder {
-        true => Err(refused("a GGUF model", "a model whose files have an encoder".to_owned())),
+        true => {
+            let got = "a model whose files have an encoder";
+            Err(ModelError::option("mmproj", "a GGUF model", got))
+        }
         false => Ok(kind),
     }
 }
@@ -87,7 +86,7 @@ fn processor(
 ) -> Result<ProcessorConfig, ModelError> {
     let token = |token: &str| {
         let expected = format!("a tokenizer with the token {token}");
-        token_id(text, token).ok_or_else(|| refused(&expected, "none".to_owned()))
+        token_id(text, token).ok_or_else(|| ModelError::option("mmproj", &expected, "none"))
     };
     let edge = encoder.tower.image_size;
     let rows = || {

@@ -51,11 +51,8 @@ impl ScoreTokens {
     pub(crate) fn check(self, decoder: &DecoderConfig) -> Result<(), ModelError> {
         let size = decoder.vocab_size;
         if let Some(id) = self.ids().find(|id| *id >= size) {
-            return Err(ModelError::InvalidOption {
-                name: "score tokens".to_owned(),
-                expected: format!("token ids below {size}, the size of the vocabulary"),
-                got: id.to_string(),
-            });
+            let expected = format!("token ids below {size}, the size of the vocabulary");
+            return Err(ModelError::option("score tokens", expected, id));
         }
         let Some(cap) = decoder.logit_softcap else { return Ok(()) };
         let expected = "logits that are not capped, for a score of tokens";

@@ -69,11 +69,8 @@ pub(super) struct Preset {
 /// # Errors
 /// The errors of [`preset`].
 pub(super) fn with_images(name: &str) -> Result<Preset, ModelError> {
-    let value = preset_json(name).ok_or_else(|| ModelError::InvalidOption {
-        name: "random model".into(),
-        expected: format!("one of {}", PRESETS.join(", ")),
-        got: format!("`{name}`"),
-    })?;
+    let value =
+        preset_json(name).ok_or_else(|| ModelError::not_one_of("random model", &PRESETS, name))?;
     let file = format!("random:{name}");
     let decoder = DecoderConfig::from_json(&file, &value)?;
     let images = match value.get("processor") {

@@ -327,40 +327,36 @@ mod tests {
         assert!(weights.check_disjoint().is_ok());
     }
 
-    /// Goal: without biases, the rows of gate are followed by the rows of up.
+    /// Goal: without biases, the rows of gate are followed by the rows of up, and transposed experts
+    /// are read as rows.
     #[test]
-    fn rows_without_biases_are_divided() {
-        let weights = weights(vec![
-            ("gate_up_proj", vec![2, 4, 3], numbers(24)),
-            ("down_proj", vec![2, 3, 2], numbers(12)),
-        ])
-        .unwrap();
-        let gate = floats(&weights, "1.gate_proj.weight", &[2, 3]);
-        assert_eq!(gate, [12.0, 13.0, 14.0, 15.0, 16.0, 17.0]);
-        let up = floats(&weights, "0.up_proj.weight", &[2, 3]);
-        assert_eq!(up, [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]);
-        let down = floats(&weights, "1.down_proj.weight", &[3, 2]);
-        assert_eq!(down, [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]);
-        assert_eq!(weights.total_bytes(), 4 * (24 + 12));
-        assert!(weights.check_disjoint().is_ok());
-    }
-
-    /// Goal: without biases, transposed experts are read as rows.
-    #[test]
-    fn transposed_experts_are_divided() {
-        let weights = weights(vec![
-            ("gate_up_proj", vec![2, 3, 4], numbers(24)),
-            ("down_proj", vec![2, 2, 3], numbers(12)),
-        ])
-        .unwrap();
-        let gate = floats(&weights, "1.gate_proj.weight", &[2, 3]);
-        assert_eq!(gate, [12.0, 16.0, 20.0, 13.0, 17.0, 21.0]);
-        let up = floats(&weights, "0.up_proj.weight", &[2, 3]);
-        assert_eq!(up, [2.0, 6.0, 10.0, 3.0, 7.0, 11.0]);
-        let down = floats(&weights, "1.down_proj.weight", &[3, 2]);
-        assert_eq!(down, [6.0, 9.0, 7.0, 10.0, 8.0, 11.0]);
-        assert_eq!(weights.total_bytes(), 4 * (24 + 12));
-        assert!(weights.check_disjoint().is_ok());
+    fn experts_without_biases_are_divided() {
+        for (shapes, gate, up, down) in [
+            (
+                [[2, 4, 3], [2, 3, 2]],
+                [12.0, 13.0, 14.0, 15.0, 16.0, 17.0],
+                [6.0, 7.0, 8.0, 9.0, 10.0, 11.0],
+                [6.0, 7.0, 8.0, 9.0, 10.0, 11.0],
+            ),
+            (
+                [[2, 3, 4], [2, 2, 3]],
+                [12.0, 16.0, 20.0, 13.0, 17.0, 21.0],
+                [2.0, 6.0, 10.0, 3.0, 7.0, 11.0],
+                [6.0, 9.0, 7.0, 10.0, 8.0, 11.0],
+            ),
+        ] {
+            let [gate_up, down_proj] = shapes.map(Vec::from);
+            let weights = weights(vec![
+                ("gate_up_proj", gate_up, numbers(24)),
+                ("down_proj", down_proj, numbers(12)),
+            ]);
+            let weights = weights.unwrap();
+            assert_eq!(floats(&weights, "1.gate_proj.weight", &[2, 3]), gate);
+            assert_eq!(floats(&weights, "0.up_proj.weight", &[2, 3]), up);
+            assert_eq!(floats(&weights, "1.down_proj.weight", &[3, 2]), down);
+            assert_eq!(weights.total_bytes(), 4 * (24 + 12));
+            assert!(weights.check_disjoint().is_ok());
+        }
     }
 
     /// Goal: tensors of other shapes are refused, with their name.

@@ -82,11 +82,7 @@ impl Default for CpuOptions {
 impl CpuOptions {
     pub(crate) fn thread_count(&self) -> Result<usize, ModelError> {
         match self.threads.unwrap_or_else(Threads::default_count) {
-            0 => Err(ModelError::InvalidOption {
-                name: "threads".to_owned(),
-                expected: "at least 1".to_owned(),
-                got: "0".to_owned(),
-            }),
+            0 => Err(ModelError::option("threads", "at least 1", "0")),
             count => Ok(count),
         }
     }
@@ -114,11 +110,7 @@ impl CpuOptions {
     ) -> Result<Option<StateSpec>, ModelError> {
         match state_spec(config, shape, self.state_slots) {
             Some(spec) if spec.slots == 0 || u32::try_from(spec.slots).is_err() => {
-                Err(ModelError::InvalidOption {
-                    name: "state slots".to_owned(),
-                    expected: format!("1 to {}", u32::MAX),
-                    got: spec.slots.to_string(),
-                })
+                Err(ModelError::option("state slots", format!("1 to {}", u32::MAX), spec.slots))
             }
             spec => Ok(spec),
         }
@@ -149,10 +141,8 @@ impl CpuOptions {
     }
 
     pub(crate) fn path(&self) -> Result<Path, ModelError> {
-        self.path.map_or_else(Path::detect, Ok).map_err(|source| ModelError::InvalidOption {
-            name: "CPU path".to_owned(),
-            expected: "an instruction set that this machine supports".to_owned(),
-            got: source.to_string(),
-        })
+        let expected = "an instruction set that this machine supports";
+        let path = self.path.map_or_else(Path::detect, Ok);
+        path.map_err(|source| ModelError::option("CPU path", expected, source))
     }
 }

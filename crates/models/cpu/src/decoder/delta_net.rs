@@ -10,7 +10,9 @@
 //! else is computed for all rows, because later positions need the state.
 
 use stolon_checkpoint::adapter::Site;
-use stolon_checkpoint::config::{DeltaNetConfig, DeltaNetKind, DeltaNetWeights, sigmoid};
+use stolon_checkpoint::config::{
+    DeltaNetConfig, DeltaNetKind, DeltaNetWeights, decay_rates, sigmoid,
+};
 use stolon_checkpoint::error::ModelError;
 use stolon_kernels::{self as kernels, ColumnsMut, Operands, Path, Sink};
 
@@ -64,10 +66,6 @@ impl DeltaNet {
         for taps in taps {
             by_channel.extend(loader.vector(taps)?);
         }
-        let mut rates = loader.vector(rates)?;
-        if config.log_rates {
-            rates.iter_mut().for_each(|rate| *rate = -rate.exp());
-        }
         Ok(Self {
             config: *config,
             qkv: qkv.iter().map(|part| loader.linear(part)).collect::<Result<_, _>>()?,
@@ -75,7 +73,7 @@ impl DeltaNet {
             strength: loader.linear(strength)?,
             step: loader.factored(step)?,
             step_bias: loader.vector(step_bias)?,
-            rates,
+            rates: decay_rates(loader.vector(rates)?, config.log_rates),
             norm: loader.vector(norm)?,
             output: loader.linear(output)?,
             recurrent: Recurrent {

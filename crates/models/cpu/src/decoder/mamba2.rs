@@ -5,7 +5,7 @@
 //! of its recurrence (`recurrent.rs`). The sums are gated, and then normalized ([`Mamba2::mix`]).
 
 use stolon_checkpoint::adapter::Site;
-use stolon_checkpoint::config::{Mamba2Config, Mamba2Weights};
+use stolon_checkpoint::config::{Mamba2Config, Mamba2Weights, decay_rates};
 use stolon_checkpoint::error::ModelError;
 use stolon_kernels as kernels;
 
@@ -54,25 +54,14 @@ impl Mamba2 {
         } = spec;
         let [gate, xbc, step] = &inputs.parts;
         let mut by_channel = loader.vector(taps)?;
-        let [_, value, key, query, _] = config.input_factors;
-        // The convolution is linear in its inputs, so its taps are multiplied by the factors of the
-        // inputs.
-        let (values, rest) = by_channel.split_at_mut(config.heads * config.head_dim * config.taps);
-        let (keys, queries) = rest.split_at_mut(config.key_width() * config.taps);
-        for (taps, factor) in [(values, value), (keys, key), (queries, query)] {
-            taps.iter_mut().for_each(|tap| *tap *= factor);
-        }
-        let mut rates = loader.vector(rates)?;
-        if config.log_rates {
-            rates.iter_mut().for_each(|rate| *rate = -rate.exp());
-        }
+        config.scale_taps(&mut by_channel);
         Ok(Self {
             config: *config,
             gate: loader.linear(gate)?,
             xbc: loader.linear(xbc)?,
             step: loader.linear(step)?,
             step_bias: loader.vector(step_bias)?,
-            rates,
+            rates: decay_rates(loader.vector(rates)?, config.log_rates),
             skip: loader.vector(skip)?,
             norm: loader.optional_vector(norm.as_ref())?,
             output: loader.linear(output)?,

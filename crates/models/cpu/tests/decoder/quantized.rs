@@ -4,35 +4,13 @@ use std::borrow::Cow;
 
 use candle_core::quantized::QTensor;
 use candle_core::{Device, Tensor as CandleTensor};
-use stolon_checkpoint::{
-    DecoderConfig, FeedForwardConfig, MixerConfig, Tensor, TensorType, WeightType, Weights,
-    random_model,
-};
+use stolon_checkpoint::{DecoderConfig, Tensor, TensorType, WeightType, Weights, random_model};
 use stolon_kernels::{Path, PathKind};
 
 use super::fixture::{self, Setup};
 use crate::candle_types::candle_type;
+use crate::suite::fixture::{relative_error as error, wide_rows};
 use crate::suite::run;
-
-/// A model whose row lengths are multiples of 256, the size of a super-block.
-fn config() -> DecoderConfig {
-    let mut config = DecoderConfig {
-        vocab_size: 300,
-        hidden_size: 256,
-        dtype: TensorType::F32,
-        ..fixture::model("qwen3").config
-    };
-    for layer in &mut config.layers {
-        if let Some(FeedForwardConfig::Dense(mlp)) = &mut layer.mlp {
-            mlp.width = 512;
-        }
-        if let [MixerConfig::Attention(attention)] = &mut layer.mixers[..] {
-            (attention.heads, attention.kv_heads) = (4, 2);
-            (attention.head_dim, attention.rotary_dim, attention.scale) = (64, 64, 0.125);
-        }
-    }
-    config
-}
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
     let quads = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("4 bytes")));
@@ -98,7 +76,7 @@ fn logits(
 /// model stored in Q8_0, and its logits do not depend on the chunk size.
 #[test]
 fn rounding_at_load_matches_stored_q8_0() {
-    let config = config();
+    let config = wide_rows();
     let weights = || random_model(&config, 3).expect("a valid configuration");
     let exact = logits(&config, weights(), Path::PORTABLE, WeightType::Stored);
     for path in Path::supported() {
@@ -120,18 +98,12 @@ fn rounding_at_load_matches_stored_q8_0() {
     assert_eq!(bytes(WeightType::Stored) * 34, bytes(WeightType::Q8_0) * 128);
 }
 
-/// The relative error: the root mean square of the difference, divided by that of `expected`.
-fn error(got: &[f32], expected: &[f32]) -> f32 {
-    let differences = got.iter().zip(expected).map(|(a, b)| (a - b).powi(2)).sum::<f32>();
-    (differences / expected.iter().map(|value| value.powi(2)).sum::<f32>()).sqrt()
-}
-
 /// Goal: on every instruction set, the logits of each type match those of the same values in f32,
 /// within the error of the multiplication (bf16 instructions and quantized weights round the
 /// activations), and match the original f32 model within the type's precision.
 #[test]
 fn every_type_matches_its_values_on_every_instruction_set() {
-    let config = config();
+    let config = wide_rows();
     let weights = || random_model(&config, 3).expect("a valid configuration");
     let exact = logits(&config, weights(), Path::PORTABLE, WeightType::Stored);
     for (dtype, far) in [
@@ -167,7 +139,7 @@ fn every_type_matches_its_values_on_every_instruction_set() {
 /// for bit. (Numbers below 2^-14 may have been rounded when it was made.)
 #[test]
 fn f16_of_bf16_numbers_is_computed_as_bf16() {
-    let config = config();
+    let config = wide_rows();
     let weights = random_model(&config, 3).expect("a valid configuration");
     for path in Path::supported() {
         let (_, bf16_numbers) = convert(&config, &weights, TensorType::Bf16);

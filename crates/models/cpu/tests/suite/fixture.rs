@@ -6,7 +6,10 @@ mod difference;
 use std::path::PathBuf;
 
 use safetensors::SafeTensors;
-use stolon_checkpoint::{LoadOptions, LoadedModel, ModelSource, load};
+use stolon_checkpoint::{
+    DecoderConfig, FeedForwardConfig, LoadOptions, LoadedModel, MixerConfig, ModelSource,
+    TensorType, load,
+};
 
 pub(crate) use difference::difference;
 
@@ -77,4 +80,31 @@ pub(crate) fn prompt_and_logits(name: &str) -> (Vec<u32>, Vec<f32>) {
     let bytes = file(name, "expected.safetensors");
     let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
     (integers(&file, "prompt"), logits(&file))
+}
+
+/// The configuration of a model whose row lengths are multiples of 256, the size of a super-block.
+pub(crate) fn wide_rows() -> DecoderConfig {
+    let mut config = DecoderConfig {
+        vocab_size: 300,
+        hidden_size: 256,
+        dtype: TensorType::F32,
+        ..model("qwen3").config
+    };
+    for layer in &mut config.layers {
+        if let Some(FeedForwardConfig::Dense(mlp)) = &mut layer.mlp {
+            mlp.width = 512;
+        }
+        if let [MixerConfig::Attention(attention)] = &mut layer.mixers[..] {
+            (attention.heads, attention.kv_heads) = (4, 2);
+            (attention.head_dim, attention.rotary_dim, attention.scale) = (64, 64, 0.125);
+        }
+    }
+    config
+}
+
+/// The relative error: the root mean square of the difference, divided by that of `expected`.
+pub(crate) fn relative_error(got: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(got.len(), expected.len());
+    let differences = got.iter().zip(expected).map(|(a, b)| (a - b).powi(2)).sum::<f32>();
+    (differences / expected.iter().map(|value| value.powi(2)).sum::<f32>()).sqrt()
 }

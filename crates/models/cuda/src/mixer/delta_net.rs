@@ -8,7 +8,9 @@
 use candle_core::{Result, Tensor};
 use stolon_checkpoint::DecoderConfig;
 use stolon_checkpoint::adapter::Site;
-use stolon_checkpoint::config::{DeltaNetConfig, DeltaNetKind, DeltaNetWeights, FactoredWeights};
+use stolon_checkpoint::config::{
+    DeltaNetConfig, DeltaNetKind, DeltaNetWeights, FactoredWeights, decay_rates,
+};
 
 use super::recurrent::{Recurrent, by_tap, softplus};
 use crate::OpenError;
@@ -71,8 +73,7 @@ impl DeltaNet {
             by_channel.extend(loader.weights.floats(taps)?);
         }
         let shape = own.shape();
-        let rates = loader.weights.floats(rates)?.into_iter();
-        let rates = rates.map(|rate| if own.log_rates { -rate.exp() } else { rate });
+        let rates = decay_rates(loader.weights.floats(rates)?, own.log_rates).into_iter();
         let rates: Vec<f32> =
             rates.flat_map(|rate| std::iter::repeat_n(rate, shape.decays())).collect();
         let first =

@@ -7,7 +7,9 @@
 use candle_core::{Result, Tensor};
 use stolon_checkpoint::DecoderConfig;
 use stolon_checkpoint::adapter::Site;
-use stolon_checkpoint::config::{Mamba2Config, Mamba2Weights, StackedWeights, TensorSpec};
+use stolon_checkpoint::config::{
+    Mamba2Config, Mamba2Weights, StackedWeights, TensorSpec, decay_rates,
+};
 
 use super::recurrent::{Recurrent, by_tap, softplus};
 use crate::OpenError;
@@ -58,17 +60,9 @@ impl Mamba2 {
         } = spec;
         let shape = own.shape();
         let mut by_channel = loader.weights.floats(taps)?;
-        let [_, value, key, query, _] = own.input_factors;
-        // The convolution is linear in its inputs, so its taps are multiplied by the factors of the
-        // inputs.
-        let (values, rest) = by_channel.split_at_mut(shape.value_width() * own.taps);
-        let (keys, queries) = rest.split_at_mut(own.key_width() * own.taps);
-        for (taps, factor) in [(values, value), (keys, key), (queries, query)] {
-            taps.iter_mut().for_each(|tap| *tap *= factor);
-        }
-        let rates = loader.weights.floats(rates)?.into_iter();
-        let rates = rates.map(|rate| if own.log_rates { -rate.exp() } else { rate });
-        let rates = Tensor::new(rates.collect::<Vec<f32>>(), &loader.device)?;
+        own.scale_taps(&mut by_channel);
+        let rates = decay_rates(loader.weights.floats(rates)?, own.log_rates);
+        let rates = Tensor::new(rates, &loader.device)?;
         let skip = loader.weights.floats(skip)?.into_iter();
         let skip: Vec<f32> =
             skip.flat_map(|share| std::iter::repeat_n(share, own.head_dim)).collect();

@@ -2,59 +2,21 @@
 
 use std::borrow::Cow;
 
-use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::quantized::QTensor;
 use stolon_backend::Backend;
-use stolon_checkpoint::{
-    DecoderConfig, FeedForwardConfig, LoadedModel, MixerConfig, Tensor, Weights, random_model,
-};
+use stolon_checkpoint::{LoadedModel, Tensor, Weights, random_model};
 use stolon_cuda::{CandleOptions, ComputeType};
 use stolon_kernels::TensorType;
 
 use super::fixture;
+use crate::candle_types::candle_type;
+use crate::suite::fixture::{relative_error as error, wide_rows};
 use crate::suite::{adapters, run};
-
-/// A model whose row lengths are multiples of 256, the size of a super-block.
-fn config() -> DecoderConfig {
-    let mut config = DecoderConfig {
-        vocab_size: 300,
-        hidden_size: 256,
-        dtype: TensorType::F32,
-        ..fixture::model("qwen3").config
-    };
-    for layer in &mut config.layers {
-        if let Some(FeedForwardConfig::Dense(mlp)) = &mut layer.mlp {
-            mlp.width = 512;
-        }
-        if let [MixerConfig::Attention(attention)] = &mut layer.mixers[..] {
-            (attention.heads, attention.kv_heads) = (4, 2);
-            (attention.head_dim, attention.rotary_dim, attention.scale) = (64, 64, 0.125);
-        }
-    }
-    config
-}
-
-/// The type of candle with the same blocks.
-fn candle_type(dtype: TensorType) -> GgmlDType {
-    match dtype {
-        TensorType::Q4_0 => GgmlDType::Q4_0,
-        TensorType::Q4_1 => GgmlDType::Q4_1,
-        TensorType::Q5_0 => GgmlDType::Q5_0,
-        TensorType::Q5_1 => GgmlDType::Q5_1,
-        TensorType::Q8_0 => GgmlDType::Q8_0,
-        TensorType::Q2K => GgmlDType::Q2K,
-        TensorType::Q3K => GgmlDType::Q3K,
-        TensorType::Q4K => GgmlDType::Q4K,
-        TensorType::Q5K => GgmlDType::Q5K,
-        TensorType::Q6K => GgmlDType::Q6K,
-        TensorType::F16 => GgmlDType::F16,
-        _ => GgmlDType::BF16,
-    }
-}
 
 /// A random model whose matrices are stored in the types that `dtype_of` says: quantized by candle.
 fn model(dtype_of: impl Fn(&str) -> TensorType) -> LoadedModel {
     let mut model = fixture::model("qwen3");
-    model.config = config();
+    model.config = wide_rows();
     let weights = random_model(&model.config, 3).expect("a valid configuration");
     let tensors = model.config.tensors().into_iter().map(|spec| {
         let tensor = weights.tensor(&spec.name, &spec.shape).expect("a tensor of the model");
@@ -69,7 +31,10 @@ fn model(dtype_of: impl Fn(&str) -> TensorType) -> LoadedModel {
                     &device,
                 );
                 let dtype = dtype_of(&spec.name);
-                let packed = QTensor::quantize(&values.expect("a tensor"), candle_type(dtype));
+                let packed = QTensor::quantize(
+                    &values.expect("a tensor"),
+                    candle_type(dtype).expect("a type of candle"),
+                );
                 let packed = packed.expect("whole blocks");
                 (dtype, packed.data().expect("bytes").into_owned())
             }
@@ -80,13 +45,6 @@ fn model(dtype_of: impl Fn(&str) -> TensorType) -> LoadedModel {
     let tensors: Vec<_> = tensors.collect();
     model.weights = Weights::from_tensors("memory", tensors).expect("valid tensors");
     model
-}
-
-/// The relative error: the root mean square of the difference, divided by that of `expected`.
-fn error(got: &[f32], expected: &[f32]) -> f32 {
-    assert_eq!(got.len(), expected.len());
-    let differences = got.iter().zip(expected).map(|(a, b)| (a - b).powi(2)).sum::<f32>();
-    (differences / expected.iter().map(|value| value.powi(2)).sum::<f32>()).sqrt()
 }
 
 /// The logits match those of the CPU backend on the same bytes, with at most the relative error
@@ -155,7 +113,7 @@ fn adapters_do_not_change_the_rounding_of_other_rows() {
     };
     let options = CandleOptions { compute_type: Some(ComputeType::F16), ..fixture::options(16) };
     let open = || Box::new(fixture::backend(model(dtype), options)) as Box<dyn Backend>;
-    adapters::check_mixed_batch("mixed types", &config(), &open);
+    adapters::check_mixed_batch("mixed types", &wide_rows(), &open);
 }
 
 /// Goal: checkpoints in formats that candle does not have are computed from the dequantized values,

@@ -12,7 +12,7 @@ use std::arch::x86_64::{
 };
 
 use crate::int4::LEVELS;
-use crate::lanes::vector::{Kernel, Lanes};
+use crate::lanes::vector::{Kernel, Lanes, binary, call};
 
 /// Two 256-bit registers.
 #[derive(Clone, Copy)]
@@ -37,23 +37,18 @@ impl Avx2 {
     }
 }
 
+/// Applies an intrinsic to both registers.
+macro_rules! both {
+    ($f:ident($a:expr, $b:expr)) => {
+        Avx2($f($a.0, $b.0), $f($a.1, $b.1))
+    };
+}
+
 impl Lanes for Avx2 {
     const REGISTERS: usize = 8;
     const GROUP_MAX: usize = 6;
 
-    #[inline(always)]
-    unsafe fn call<K: Kernel>(kernel: K) {
-        #[target_feature(enable = "avx2,fma,f16c")]
-        #[inline(never)]
-        unsafe fn run<K: Kernel>(kernel: K) {
-            // SAFETY: this function enables the instruction set of the type; the caller meets the
-            // requirements of `kernel`.
-            unsafe { kernel.run::<Avx2>() }
-        }
-        // SAFETY: AVX2, FMA and F16C are available; the caller meets the requirements
-        // of `kernel`.
-        unsafe { run(kernel) }
-    }
+    call!("avx2,fma,f16c");
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         // SAFETY: computes in registers; AVX2, FMA and F16C are available.
@@ -160,26 +155,10 @@ impl Lanes for Avx2 {
             Self::of_codes(_mm_and_si128(bytes, _mm_set1_epi8(15)))
         }
     }
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
-        unsafe { Avx2(_mm256_add_ps(self.0, other.0), _mm256_add_ps(self.1, other.1)) }
-    }
-    #[inline(always)]
-    unsafe fn sub(self, other: Self) -> Self {
-        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
-        unsafe { Avx2(_mm256_sub_ps(self.0, other.0), _mm256_sub_ps(self.1, other.1)) }
-    }
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
-        unsafe { Avx2(_mm256_mul_ps(self.0, other.0), _mm256_mul_ps(self.1, other.1)) }
-    }
-    #[inline(always)]
-    unsafe fn div(self, other: Self) -> Self {
-        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
-        unsafe { Avx2(_mm256_div_ps(self.0, other.0), _mm256_div_ps(self.1, other.1)) }
-    }
+    binary!(
+        both: add = _mm256_add_ps, sub = _mm256_sub_ps, mul = _mm256_mul_ps,
+        div = _mm256_div_ps, max = _mm256_max_ps, min = _mm256_min_ps,
+    );
     #[inline(always)]
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
         // SAFETY: computes in registers; AVX2, FMA and F16C are available.
@@ -187,16 +166,6 @@ impl Lanes for Avx2 {
             let low = _mm256_fmadd_ps(self.0, factor.0, addend.0);
             Avx2(low, _mm256_fmadd_ps(self.1, factor.1, addend.1))
         }
-    }
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
-        unsafe { Avx2(_mm256_max_ps(self.0, other.0), _mm256_max_ps(self.1, other.1)) }
-    }
-    #[inline(always)]
-    unsafe fn min(self, other: Self) -> Self {
-        // SAFETY: computes in registers; AVX2, FMA and F16C are available.
-        unsafe { Avx2(_mm256_min_ps(self.0, other.0), _mm256_min_ps(self.1, other.1)) }
     }
     #[inline(always)]
     unsafe fn scale_by_power(self, shifted: Self) -> Self {

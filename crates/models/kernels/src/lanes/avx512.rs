@@ -21,7 +21,7 @@ use std::arch::x86_64::{
 
 use super::avx2::UPPER_HALF;
 use crate::int4::LEVELS;
-use crate::lanes::vector::{Kernel, LANES, Lanes};
+use crate::lanes::vector::{Kernel, LANES, Lanes, binary, call};
 
 /// The levels of 4-bit codes as f32.
 static F32_LEVELS: [f32; LANES] = {
@@ -133,23 +133,18 @@ static TO_UPPER_HALVES: [u16; 2 * LANES] = {
     order
 };
 
+/// Applies an intrinsic to the register.
+macro_rules! one {
+    ($f:ident($a:expr, $b:expr)) => {
+        Avx512($f($a.0, $b.0))
+    };
+}
+
 impl Lanes for Avx512 {
     const REGISTERS: usize = 32;
     const GROUP_MAX: usize = 12;
 
-    #[inline(always)]
-    unsafe fn call<K: Kernel>(kernel: K) {
-        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-        #[inline(never)]
-        unsafe fn run<K: Kernel>(kernel: K) {
-            // SAFETY: this function enables the instruction set of the type; the caller meets the
-            // requirements of `kernel`.
-            unsafe { kernel.run::<Avx512>() }
-        }
-        // SAFETY: AVX-512 F, BW, VL and DQ are available; the caller meets the requirements
-        // of `kernel`.
-        unsafe { run(kernel) }
-    }
+    call!("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c");
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
@@ -251,26 +246,10 @@ impl Lanes for Avx512 {
             Self::pairs_of_codes(_mm512_or_si512(bytes, _mm512_slli_epi64::<28>(bytes)))
         }
     }
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
-        Avx512(unsafe { _mm512_add_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    unsafe fn sub(self, other: Self) -> Self {
-        // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
-        Avx512(unsafe { _mm512_sub_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
-        Avx512(unsafe { _mm512_mul_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    unsafe fn div(self, other: Self) -> Self {
-        // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
-        Avx512(unsafe { _mm512_div_ps(self.0, other.0) })
-    }
+    binary!(
+        one: add = _mm512_add_ps, sub = _mm512_sub_ps, mul = _mm512_mul_ps,
+        div = _mm512_div_ps, max = _mm512_max_ps, min = _mm512_min_ps,
+    );
     #[inline(always)]
     unsafe fn reciprocal(self) -> Self {
         // A division of 16 lanes takes as long as the rest of a sigmoid. Instead, an approximation
@@ -316,16 +295,6 @@ impl Lanes for Avx512 {
             let second = _mm512_castps_si512(second.0);
             Avx512(_mm512_castsi512_ps(_mm512_mask_blend_epi16(UPPER_HALVES, first, second)))
         }
-    }
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
-        Avx512(unsafe { _mm512_max_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    unsafe fn min(self, other: Self) -> Self {
-        // SAFETY: computes in registers; AVX-512 F, BW, VL and DQ are available.
-        Avx512(unsafe { _mm512_min_ps(self.0, other.0) })
     }
     #[inline(always)]
     unsafe fn scale_by_power(self, shifted: Self) -> Self {

@@ -17,7 +17,7 @@ use std::arch::aarch64::{
 };
 use std::arch::asm;
 
-use super::vector::{Kernel, LANES, Lanes};
+use super::vector::{Kernel, LANES, Lanes, binary, call};
 
 /// Four registers of four lanes.
 #[derive(Clone, Copy)]
@@ -160,6 +160,13 @@ fn transpose_4x4(rows: &[Neon], column: usize) -> [float32x4_t; 4] {
     }
 }
 
+/// Applies an intrinsic to the four registers.
+macro_rules! four {
+    ($f:ident($a:expr, $b:expr)) => {
+        Neon(each!($f($a.0, $b.0)))
+    };
+}
+
 impl Lanes for Neon {
     // Four rows of a panel are 16 independent chains of additions, as many as the widest processors
     // execute at once (four units with a latency of four cycles). Six rows would fit in the
@@ -167,18 +174,7 @@ impl Lanes for Neon {
     const REGISTERS: usize = 8;
     const GROUP_MAX: usize = 4;
 
-    #[inline(always)]
-    unsafe fn call<K: Kernel>(kernel: K) {
-        #[inline(never)]
-        unsafe fn run<K: Kernel>(kernel: K) {
-            // SAFETY: this function enables the instruction set of the type; the caller meets the
-            // requirements of `kernel`.
-            unsafe { kernel.run::<Neon>() }
-        }
-        // SAFETY: every aarch64 has NEON; the caller meets the requirements
-        // of `kernel`.
-        unsafe { run(kernel) }
-    }
+    call!();
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         // SAFETY: computes in registers; every aarch64 has NEON.
@@ -266,26 +262,7 @@ impl Lanes for Neon {
             Neon(each!(vcvtq_f32_s32(integers)))
         }
     }
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        // SAFETY: computes in registers; every aarch64 has NEON.
-        Neon(unsafe { each!(vaddq_f32(self.0, other.0)) })
-    }
-    #[inline(always)]
-    unsafe fn sub(self, other: Self) -> Self {
-        // SAFETY: computes in registers; every aarch64 has NEON.
-        Neon(unsafe { each!(vsubq_f32(self.0, other.0)) })
-    }
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: computes in registers; every aarch64 has NEON.
-        Neon(unsafe { each!(vmulq_f32(self.0, other.0)) })
-    }
-    #[inline(always)]
-    unsafe fn div(self, other: Self) -> Self {
-        // SAFETY: computes in registers; every aarch64 has NEON.
-        Neon(unsafe { each!(vdivq_f32(self.0, other.0)) })
-    }
+    binary!(four: add = vaddq_f32, sub = vsubq_f32, mul = vmulq_f32, div = vdivq_f32);
     #[inline(always)]
     unsafe fn reciprocal(self) -> Self {
         Neon(each!(invert(self.0)))

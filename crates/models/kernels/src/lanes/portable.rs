@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "the trait's methods are unsafe; these only read and write memory")]
 
 use super::map;
-use super::vector::{Kernel, LANES, Lanes};
+use super::vector::{Kernel, LANES, Lanes, call};
 
 /// Sixteen values.
 #[derive(Clone, Copy)]
@@ -23,18 +23,7 @@ impl Lanes for Portable {
     const REGISTERS: usize = 4;
     const GROUP_MAX: usize = 4;
 
-    #[inline(always)]
-    unsafe fn call<K: Kernel>(kernel: K) {
-        #[inline(never)]
-        unsafe fn run<K: Kernel>(kernel: K) {
-            // SAFETY: this function enables the instruction set of the type; the caller meets the
-            // requirements of `kernel`.
-            unsafe { kernel.run::<Portable>() }
-        }
-        // SAFETY: portable Rust needs no instruction set; the caller meets the requirements
-        // of `kernel`.
-        unsafe { run(kernel) }
-    }
+    call!();
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         Portable([value; LANES])

@@ -17,6 +17,42 @@ pub(crate) trait Kernel {
     unsafe fn run<L: Lanes>(self);
 }
 
+/// Implements [`Lanes::call`] for a type that needs these instruction sets.
+macro_rules! call {
+    ($($features:literal)?) => {
+        #[inline(always)]
+        unsafe fn call<K: Kernel>(kernel: K) {
+            $(#[target_feature(enable = $features)])?
+            #[inline(never)]
+            unsafe fn run<L: Lanes, K: Kernel>(kernel: K) {
+                // SAFETY: this function enables the instruction set of the type; the caller meets
+                // the requirements of `kernel`.
+                unsafe { kernel.run::<L>() }
+            }
+            // SAFETY: the instruction set is available by the contract of `Lanes`; the caller meets
+            // the requirements of `kernel`.
+            unsafe { run::<Self, K>(kernel) }
+        }
+    };
+}
+pub(super) use call;
+
+/// Implements methods of [`Lanes`] that apply an intrinsic to the registers of two vectors, as the
+/// macro `$each` of the type does.
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
+macro_rules! binary {
+    ($each:ident: $($method:ident = $intrinsic:ident),+ $(,)?) => {$(
+        #[inline(always)]
+        unsafe fn $method(self, other: Self) -> Self {
+            // SAFETY: computes in registers; the instruction set is available by the contract of
+            // `Lanes`.
+            unsafe { $each!($intrinsic(self, other)) }
+        }
+    )+};
+}
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
+pub(super) use binary;
+
 /// A vector of 16 `f32` lanes.
 ///
 /// Every operation rounds each lane once, so a result does not depend on the lane that holds it.

@@ -1,6 +1,6 @@
 //! `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as in vLLM, and the operator's list.
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use stolon::AdapterInfo;
 

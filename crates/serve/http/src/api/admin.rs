@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::api::models::LoadStatus;
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::Serialize;
 use stolon::{AuditReport, EngineStats, ModelInfo};
 

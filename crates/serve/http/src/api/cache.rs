@@ -1,6 +1,6 @@
 //! `/v1/cache`: the prefix cache for operators.
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use stolon::{CacheStats, DiskStats, EngineStats, ObjectStats};

@@ -1,6 +1,6 @@
 //! `POST /v1/chat/completions`: answers a conversation.
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 

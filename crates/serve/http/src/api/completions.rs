@@ -1,6 +1,6 @@
 //! `POST /v1/completions`: continues prompts.
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::fields::{self, UnknownFields};

@@ -1,6 +1,6 @@
 //! `POST /v1/embeddings`: vectors of texts.
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::completions::PromptInput;

@@ -1,6 +1,6 @@
 //! The reply to a request that failed.
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// OpenAI's form of an error reply.

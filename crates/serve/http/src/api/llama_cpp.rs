@@ -1,7 +1,7 @@
 //! `POST /infill`, `POST /apply-template` and `GET /props`, as in llama.cpp's server. Editors use
 //! them: llama.vim, llama.vscode and others.
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::error::ErrorReply;

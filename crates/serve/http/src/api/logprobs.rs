@@ -2,8 +2,8 @@
 //!
 //! JSON has no infinity, so a token that cannot occur is reported with -9999.
 
-use crate::api::schema::JsonSchema;
 use indexmap::IndexMap;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Lists with one entry per token of a choice's text.

@@ -6,7 +6,7 @@
 
 mod reply;
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 

@@ -1,8 +1,8 @@
 //! `GET /v1/models` and `GET /v1/models/{id}`: the members of OpenAI's and of Anthropic's form in
 //! one object, so that the clients of both find the members that they read.
 
-use crate::api::schema::JsonSchema;
 use axum::http::Uri;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::fields::UnknownFields;

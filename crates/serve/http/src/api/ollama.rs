@@ -5,7 +5,7 @@
 
 mod reply;
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 

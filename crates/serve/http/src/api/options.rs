@@ -2,7 +2,7 @@
 //!
 //! A parameter of the engine is defined once here and applied once, in `src/options.rs`.
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

@@ -1,7 +1,7 @@
 //! `/v1/cache/outline` and `/v1/cache/prefix`: a bounded description of the prefix tree for pages
 //! that draw it, and the prefix of one of its nodes.
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Maximum number of nodes of an outline.

@@ -1,6 +1,6 @@
 //! The object around the choices of a reply, and the usage it reports.
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::logprobs::PromptLogprobs;

@@ -1,5 +1,5 @@
-//! Schemas of fields that the types do not describe. For use with
-//! `#[schemars(schema_with = "...")]`.
+//! Schemas for the description at `/openapi.json`: those of fields that the types do not describe,
+//! for use with `#[schemars(schema_with = "...")]`, and references to those of types.
 
 use std::borrow::Cow;
 
@@ -9,6 +9,14 @@ use serde_json::{Map, Value};
 
 use super::fields::UnknownFields;
 use super::options::MAX_TOKEN_IDS;
+
+/// Makes the schema of a type.
+pub(crate) type Make = fn(&mut SchemaGenerator) -> Schema;
+
+/// A reference to the schema of a type.
+pub(crate) fn reference<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    generator.subschema_for::<T>()
+}
 
 /// Unknown members are refused unless they request nothing, so there is nothing to describe.
 impl JsonSchema for UnknownFields {

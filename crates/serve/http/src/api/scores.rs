@@ -1,6 +1,6 @@
 //! `POST /v1/rerank`, `/score` and `/classify`: scores of pairs of texts, and labels of texts.
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::chat::{MAX_MESSAGES, Message};

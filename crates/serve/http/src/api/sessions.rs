@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use stolon::SessionInfo;

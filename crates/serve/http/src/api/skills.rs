@@ -1,7 +1,7 @@
 //! `POST /v1/query`, `/v1/caption`, `/v1/point` and `/v1/detect`: Moondream's API, for models that
 //! were trained for these tasks.
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::error::ErrorObject;

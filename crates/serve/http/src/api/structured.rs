@@ -1,6 +1,6 @@
 //! Structured output: the required format of an answer, in the forms of OpenAI's and vLLM's APIs.
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 

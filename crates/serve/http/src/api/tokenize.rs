@@ -1,6 +1,6 @@
 //! `POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`, as in vLLM.
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

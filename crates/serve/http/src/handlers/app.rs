@@ -165,7 +165,6 @@ pub(crate) struct App {
     pub(crate) hide_cached_tokens: bool,
     pub(crate) responses: ResponseStore,
     pub(crate) priority: PriorityOrder,
-    #[cfg_attr(not(feature = "openapi"), allow(dead_code, reason = "read by the description"))]
     pub(crate) root_path: RootPath,
     pub(crate) metrics: EngineMetrics,
     pub(crate) audits: SingleFlight<Result<AuditReport, ApiError>>,

@@ -19,7 +19,7 @@ use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use crate::api::schema::Make;
+use crate::api::schemas::Make;
 use crate::api::{chat, messages, options, responses};
 use crate::guard::deadline;
 use crate::handlers::app::RouterOptions;

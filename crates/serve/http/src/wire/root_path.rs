@@ -57,7 +57,6 @@ pub struct RootPath(String);
 
 impl RootPath {
     /// The path without a slash at its end; empty if there is none.
-    #[cfg_attr(not(feature = "openapi"), allow(dead_code, reason = "read by the description"))]
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }

@@ -4,7 +4,7 @@ use axum::http::HeaderName;
 use serde::{Deserialize, Serialize};
 use stolon::{CacheMiss, LoggedMiss, MissCount};
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 
 /// The header of a reply that says why tokens of its prompt were not cached, as a dictionary of
 /// structured fields: `reason`, `lost`, `cached` and `prompt`, and the index of the `message` if the

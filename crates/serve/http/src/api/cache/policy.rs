@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::api::fields::UnknownFields;
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 
 /// `GET /v1/cache/policy`, and the reply to `POST`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]

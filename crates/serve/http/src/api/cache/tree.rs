@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use stolon::{CacheStats, NodeDump, PositionRun, RegionToken, TokenSpan};
 

@@ -1,6 +1,6 @@
 //! The reply of `POST /v1/messages`, its events and its errors.
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 

@@ -1,6 +1,6 @@
 //! Replies of Ollama's API. Times are in nanoseconds.
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 

@@ -1,6 +1,6 @@
 //! The reply of `POST /v1/responses` and its events.
 
-use crate::api::schema::JsonSchema;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
