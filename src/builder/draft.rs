@@ -67,13 +67,9 @@ impl DraftModel {
         options: &LoadOptions,
         (text, vocab_size): (&Text, usize),
     ) -> Result<Self, Error> {
-        let options = LoadOptions {
-            mmproj: None,
-            generation: None,
-            max_positions: None,
-            mtp: false,
-            ..options.clone()
-        };
+        let mut options = options.clone();
+        (options.mmproj, options.generation, options.max_positions) = (None, None, None);
+        options.mtp = false;
         let expected = "a model that generates text";
         let model = match stolon_checkpoint::load_any(&model.source()?, &options)? {
             AnyModel::Decoder(model) if model.generates => *model,
