@@ -273,13 +273,20 @@ impl Text {
         request: &Request,
         limit: PromptLimit,
     ) -> Result<PromptTokens, Error> {
+        let instruction = request.instruction.as_deref();
+        if instruction.is_some()
+            && !self.pairs.as_ref().is_some_and(|pairs| pairs.takes_instruction())
+        {
+            let expected = "none, because the model has no template of pairs with an instruction";
+            return Err(Error::invalid("instruction", expected, "a text"));
+        }
         if let Some(typed) = self.typed {
             return self.typed_tokens(request, typed, limit);
         }
         if let Prompt::Pair(first, second) = request.prompt() {
             let pairs = self.pairs.as_ref().ok_or_else(no_pairs)?;
             let most = request.truncate.map(|most| most.min(limit.tokens));
-            let tokens = pairs.encode(first, second, most)?;
+            let tokens = pairs.encode([first, second], instruction, most)?;
             return Ok(PromptTokens { tokens, exchange: None });
         }
         self.check_len(request.prompt().len_bytes(), limit)?;
