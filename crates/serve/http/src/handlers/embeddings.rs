@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::json;
-use stolon::{Embedding, Request};
+use stolon::Embedding;
 
 use crate::api::completions::{Prompt, PromptInput};
 use crate::api::embeddings::{
@@ -15,13 +15,12 @@ use crate::api::embeddings::{
 };
 use crate::api::options::Truncation;
 use crate::api::reply::PromptTokensDetails;
-use crate::api::scores::ScoreList;
 use crate::handlers::app::App;
 use crate::handlers::completions::engine_request;
 use crate::handlers::context::{Incoming, RequestContext};
-use crate::handlers::pooled::Inputs;
+use crate::handlers::pooled::{self, Inputs};
+use crate::handlers::scores;
 use crate::wire::error::ApiError;
-use crate::wire::{request_id, unix_seconds};
 
 /// Maximum number of values in a reply: inputs times values of a vector. Each takes up to 16 bytes
 /// as text. Vectors of up to 4,096 values fit for the maximum number of inputs.
@@ -49,17 +48,20 @@ pub(crate) async fn create(request: Incoming<EmbeddingsRequest>) -> Result<Respo
     .await
 }
 
-/// The handler of `POST /pooling`: the same vectors, in vLLM's form.
+/// The handler of `POST /pooling`: the same vectors, in vLLM's form. That of a model for
+/// classification has a score for each label.
 pub(crate) async fn pool(request: Incoming<EmbeddingsRequest>) -> Result<Response, ApiError> {
+    let info = request.context.app.engine.model_info();
+    if info.embedding.is_none() && info.scores.is_some() {
+        return scores::pool(request).await;
+    }
     respond(request, |Computed { model, embeddings }, usage, format| {
         let data = embeddings.into_iter().enumerate().map(|(index, embedding)| PooledVector {
             index,
             object: "pooling",
             data: vector(embedding.values, format),
         });
-        let (id, data) = (format!("pool-{}", request_id::fresh()), data.collect());
-        let list = ScoreList { id, object: "list", created: unix_seconds(), model, data, usage };
-        Json(list).into_response()
+        scores::list("pool", model, data.collect(), usage)
     })
     .await
 }
@@ -113,18 +115,8 @@ pub(crate) async fn compute(
     drop(held);
     let salt = caller.tenant.salt(request.cache_salt.as_deref());
     let priority = app.priority.of(request.priority);
-    let prompt = |tokens| {
-        let prompt = Request::tokens(tokens).priority(priority);
-        let prompt = caller.sign(prompt);
-        let prompt = match &adapter {
-            Some(adapter) => prompt.adapter(adapter),
-            None => prompt,
-        };
-        match &salt {
-            Some(salt) => prompt.cache_salt(salt.clone()),
-            None => prompt,
-        }
-    };
+    let prompt =
+        |tokens| pooled::request(&caller, tokens, adapter.as_deref(), salt.as_deref(), priority);
     let prompts = tokens.into_iter().map(prompt).collect();
     let dimensions = request.dimensions;
     let embed = |app: Arc<App>, prompt| async move { app.engine.embed(prompt, dimensions).await };
@@ -188,7 +180,7 @@ fn usage(embeddings: &[Embedding], hides_cached_tokens: bool) -> api::Embeddings
 }
 
 /// The values in a format.
-fn vector(values: Vec<f32>, format: EncodingFormat) -> api::Vector {
+pub(crate) fn vector(values: Vec<f32>, format: EncodingFormat) -> api::Vector {
     match format {
         EncodingFormat::Float => api::Vector::Float(values),
         EncodingFormat::Base64 => api::Vector::Base64(base64(&values)),
