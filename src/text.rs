@@ -62,6 +62,8 @@ pub(crate) struct TypedTokens {
     pub(crate) vocab_size: usize,
     /// Number of token types; 0 if there are none.
     pub(crate) types: usize,
+    /// Whether texts are converted to lower case before they are tokenized.
+    pub(crate) lowercase: bool,
 }
 
 impl TypedTokens {
@@ -334,7 +336,11 @@ impl Text {
         if most.is_none() {
             self.check_len(request.prompt().len_bytes(), limit)?;
         }
-        let tokens = self.tokenizer()?.encode_typed(first, second, most)?;
+        let (first, second) = match typed.lowercase {
+            true => (first.to_lowercase().into(), second.map(|text| text.to_lowercase().into())),
+            false => (Cow::Borrowed(first.as_str()), second.map(Cow::Borrowed)),
+        };
+        let tokens = self.tokenizer()?.encode_typed(&first, second.as_deref(), most)?;
         let tokens = tokens.into_iter().map(|token| typed.number(token)).collect();
         Ok(PromptTokens { tokens, exchange: None })
     }
