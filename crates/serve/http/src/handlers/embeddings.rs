@@ -1,5 +1,7 @@
 //! The handlers of `POST /v1/embeddings` and `POST /pooling`.
 
+mod own_tokens;
+
 use std::sync::Arc;
 
 use axum::Json;
@@ -26,14 +28,10 @@ use crate::wire::error::ApiError;
 /// as text. Vectors of up to 4,096 values fit for the maximum number of inputs.
 const MAX_VALUES: usize = 1 << 23;
 
-/// The names of a model's prompts for a kind of input, in the words of several APIs.
-const INPUT_TYPES: [(&str, &[&str]); 5] = [
-    ("query", &["query", "search_query", "s2p_query"]),
-    ("search_query", &["query", "search_query", "s2p_query"]),
-    ("document", &["document", "passage", "search_document"]),
-    ("passage", &["document", "passage", "search_document"]),
-    ("search_document", &["document", "passage", "search_document"]),
-];
+/// Names of a model's prompt for queries. Each is a kind of input in some API, too.
+const QUERY: [&str; 3] = ["query", "search_query", "s2p_query"];
+/// Names of a model's prompt for documents.
+const DOCUMENT: [&str; 4] = ["document", "passage", "search_document", "corpus"];
 
 /// The handler.
 pub(crate) async fn create(request: Incoming<EmbeddingsRequest>) -> Result<Response, ApiError> {
@@ -101,6 +99,7 @@ pub(crate) async fn compute(
     let prompts = request.input.into_prompts();
     let count = prompts.len();
     inputs.check_count(count, MAX_INPUTS.min(MAX_VALUES / size.max(1)).max(1))?;
+    own_tokens::check(&app, &prompts, is_list).await?;
     let most = truncation(&app, request.truncate_prompt_tokens);
     let input = |prompt: Prompt| {
         let prompt = match prompt {
@@ -146,13 +145,13 @@ fn prompt(
             .ok_or_else(|| ApiError::expected("prompt_name", &names(), &json!(name)));
     }
     if let Some(kind) = input_type {
-        let known = INPUT_TYPES.iter().find(|(name, _)| *name == kind);
-        let own = [kind];
-        let candidates = known.map_or(&own[..], |(_, names)| names);
-        let prompt = candidates.iter().find_map(|name| prompts.named.get(*name));
-        return prompt
-            .cloned()
-            .ok_or_else(|| ApiError::expected("input_type", &names(), &json!(kind)));
+        let first = |names: &[&str]| names.iter().find_map(|name| prompts.named.get(*name));
+        let of_kind = [&QUERY[..], &DOCUMENT].into_iter().find(|names| names.contains(&kind));
+        let prompt = first(&[kind]).or_else(|| first(of_kind?)).cloned();
+        // Documents of some models have no prompt, as those of snowflake-arctic-embed.
+        let is_plain = DOCUMENT.contains(&kind) && first(&QUERY).is_some();
+        let prompt = prompt.or_else(|| is_plain.then(String::new));
+        return prompt.ok_or_else(|| ApiError::expected("input_type", &names(), &json!(kind)));
     }
     let default = prompts.default.as_ref().and_then(|name| prompts.named.get(name));
     Ok(default.cloned().unwrap_or_default())
