@@ -32,7 +32,7 @@ use crate::next_turn::NextTurns;
 use crate::prompt::Prompts;
 use crate::text::{Remembered, Text};
 use crate::tiers::TierOptions;
-use crate::{EmbeddingInfo, Engine, Error, ModelInfo, TextPrompts};
+use crate::{EmbeddingInfo, Engine, Error, ModelInfo};
 
 use adapters::AdapterSettings;
 pub use arg::ModelArg;
@@ -315,13 +315,11 @@ impl EngineBuilder {
             let make = self.into_factory(&config, sender)?;
             let handle = EngineHandle::start_with(make, config, runtime).await?;
             let missing = |_| EngineError::StartFailed { reason: "nothing was loaded".to_owned() };
-            let Loaded { id, text, sampling, embedding, generates, images, pooled } =
+            let Loaded { id, text, sampling, embedding, generates, images, prompts, pooled } =
                 loaded.try_recv().map_err(missing)?;
-            let (is_encoder, head, scores, prompts) = match pooled {
-                Some(PooledParts { is_encoder, head, scores, prompts }) => {
-                    (is_encoder, Some(head), scores, prompts)
-                }
-                None => (false, None, None, TextPrompts::default()),
+            let (is_encoder, head, scores) = match pooled {
+                Some(PooledParts { is_encoder, head, scores }) => (is_encoder, Some(head), scores),
+                None => (false, None, None),
             };
             let (score_pooling, scores) = scores.unzip();
             let spec = &handle.context().spec;

@@ -37,7 +37,8 @@ fn work_bytes(request: &Request) -> usize {
     };
     let extra = messages.iter().flat_map(|message| message.extra.values());
     let extra = extra.chain(chat_values(&request.chat)).chain(request.tools.as_deref());
-    extra.map(json_bytes).sum::<usize>() + request.prompt().len_bytes()
+    let instruction = request.instruction.as_ref().map_or(0, |instruction| instruction.len());
+    extra.map(json_bytes).sum::<usize>() + request.prompt().len_bytes() + instruction
 }
 
 /// Approximate size of a value as JSON, in bytes.

@@ -119,6 +119,8 @@ pub struct Request {
     pub(crate) after: Option<Arc<Vec<u32>>>,
     /// Maximum number of tokens that are used of the prompt.
     pub(crate) truncate: Option<usize>,
+    /// The task by which a reranker judges a pair.
+    pub(crate) instruction: Option<Arc<str>>,
     pub(crate) options: RequestOptions,
 }
 
@@ -153,6 +155,7 @@ impl Request {
             append: false,
             after: None,
             truncate: None,
+            instruction: None,
             options: RequestOptions::default(),
         }
     }
@@ -161,6 +164,14 @@ impl Request {
     /// question and a document, for example.
     pub fn pair(first: impl Into<String>, second: impl Into<String>) -> Request {
         Request::new(Prompt::Pair(first.into(), second.into()))
+    }
+
+    /// The task by which a reranker that answers with a token judges a [`Request::pair`], for example
+    /// `Given a question about biology, find the passage that answers it`. It replaces the one in the
+    /// model's template. A model whose template has no place for it refuses the request.
+    pub fn instruction(mut self, instruction: impl Into<Arc<str>>) -> Request {
+        self.instruction = Some(instruction.into());
+        self
     }
 
     /// Uses at most this many tokens of the prompt of a text encoder or a classifier, with its special

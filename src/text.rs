@@ -62,6 +62,8 @@ pub(crate) struct TypedTokens {
     pub(crate) vocab_size: usize,
     /// Number of token types; 0 if there are none.
     pub(crate) types: usize,
+    /// Whether texts are converted to lower case before they are tokenized.
+    pub(crate) lowercase: bool,
 }
 
 impl TypedTokens {
@@ -273,13 +275,20 @@ impl Text {
         request: &Request,
         limit: PromptLimit,
     ) -> Result<PromptTokens, Error> {
+        let instruction = request.instruction.as_deref();
+        if instruction.is_some()
+            && !self.pairs.as_ref().is_some_and(|pairs| pairs.takes_instruction())
+        {
+            let expected = "none, because the model has no template of pairs with an instruction";
+            return Err(Error::invalid("instruction", expected, "a text"));
+        }
         if let Some(typed) = self.typed {
             return self.typed_tokens(request, typed, limit);
         }
         if let Prompt::Pair(first, second) = request.prompt() {
             let pairs = self.pairs.as_ref().ok_or_else(no_pairs)?;
             let most = request.truncate.map(|most| most.min(limit.tokens));
-            let tokens = pairs.encode(first, second, most)?;
+            let tokens = pairs.encode([first, second], instruction, most)?;
             return Ok(PromptTokens { tokens, exchange: None });
         }
         self.check_len(request.prompt().len_bytes(), limit)?;
@@ -327,7 +336,11 @@ impl Text {
         if most.is_none() {
             self.check_len(request.prompt().len_bytes(), limit)?;
         }
-        let tokens = self.tokenizer()?.encode_typed(first, second, most)?;
+        let (first, second) = match typed.lowercase {
+            true => (first.to_lowercase().into(), second.map(|text| text.to_lowercase().into())),
+            false => (Cow::Borrowed(first.as_str()), second.map(Cow::Borrowed)),
+        };
+        let tokens = self.tokenizer()?.encode_typed(&first, second.as_deref(), most)?;
         let tokens = tokens.into_iter().map(|token| typed.number(token)).collect();
         Ok(PromptTokens { tokens, exchange: None })
     }

@@ -77,6 +77,7 @@ pub(super) struct Loaded {
     pub(super) embedding: Option<EmbeddingConfig>,
     pub(super) generates: bool,
     pub(super) images: Images,
+    pub(super) prompts: TextPrompts,
     /// What is computed from pooled hidden states; `None` if they are the result.
     pub(super) pooled: Option<PooledParts>,
 }
@@ -88,7 +89,6 @@ pub(super) struct PooledParts {
     pub(super) head: Head,
     /// The pooling and the labels of a model that computes scores.
     pub(super) scores: Option<(Pooling, ScoreConfig)>,
-    pub(super) prompts: TextPrompts,
 }
 
 impl EngineBuilder {
@@ -117,8 +117,9 @@ impl EngineBuilder {
             (Some((id, make)), _) => {
                 let (text, sampling) = (own_text.unwrap_or_default(), DefaultSampling::default());
                 let (embedding, generates, images) = (None, true, Images::default());
-                let pooled = None;
-                let rest = Loaded { id, text, sampling, embedding, generates, images, pooled };
+                let (prompts, pooled) = (TextPrompts::default(), None);
+                let rest =
+                    Loaded { id, text, sampling, embedding, generates, images, prompts, pooled };
                 let text = rest.text.clone();
                 drop(loaded.send(rest));
                 Ok(Box::new(move || while_grammars_are_prepared(&text, make)))
@@ -228,6 +229,7 @@ fn load(
         mut text,
         generation,
         embedding,
+        prompts,
         scores,
         generates,
         images,
@@ -256,15 +258,16 @@ fn load(
         Some(LoadedScores { head, config: labels, pairs }) => {
             text = match pairs {
                 // Pairs are two texts without types.
-                PairForm::Tokenizer => {
-                    text.with_types(TypedTokens { vocab_size: config.vocab_size, types: 0 })
-                }
+                PairForm::Tokenizer => text.with_types(TypedTokens {
+                    vocab_size: config.vocab_size,
+                    types: 0,
+                    lowercase: false,
+                }),
                 PairForm::Template => text.with_pairs(pair_template.as_deref())?,
             };
             let head = Head::load(&head, &mut weights)?;
             let scores = Some((Pooling::Last, labels));
-            let prompts = TextPrompts::default();
-            Some(PooledParts { is_encoder: false, head, scores, prompts })
+            Some(PooledParts { is_encoder: false, head, scores })
         }
         None => None,
     };
@@ -280,7 +283,8 @@ fn load(
         suppressed: Some(generation.suppressed).filter(|tokens| !tokens.is_empty()).map(Arc::new),
     };
     let images = Images::new(images.as_ref().filter(|_| backend.spec().image_width.is_some()));
-    Ok((Loaded { id, text, sampling, embedding, generates, images, pooled }, backend))
+    let loaded = Loaded { id, text, sampling, embedding, generates, images, prompts, pooled };
+    Ok((loaded, backend))
 }
 
 /// Builds the backend of a text encoder. `own_text` replaces the model's tokenizer.
@@ -289,7 +293,7 @@ fn load_encoder(
     options: BackendOptions,
     own_text: Option<Text>,
 ) -> Result<(Loaded, Box<dyn Backend>), Error> {
-    let LoadedEncoder { id, config, mut weights, text, head, task, prompts } = model;
+    let LoadedEncoder { id, config, mut weights, text, lowercase, head, task, prompts } = model;
     let options = match options {
         BackendOptions::Cpu(options, _) => options,
         BackendOptions::Gpu(_) => {
@@ -297,7 +301,7 @@ fn load_encoder(
             return Err(Error::invalid("device", expected, "another device"));
         }
     };
-    let typed = TypedTokens { vocab_size: config.vocab_size, types: config.token_types };
+    let typed = TypedTokens { vocab_size: config.vocab_size, types: config.token_types, lowercase };
     let text = match own_text {
         Some(text) => text,
         None => text_layer(&text, &[], false)?,
@@ -316,7 +320,8 @@ fn load_encoder(
         embedding,
         generates: false,
         images: Images::default(),
-        pooled: Some(PooledParts { is_encoder: true, head, scores, prompts }),
+        prompts,
+        pooled: Some(PooledParts { is_encoder: true, head, scores }),
     };
     Ok((loaded, Box::new(backend)))
 }

@@ -68,6 +68,21 @@ impl Engine {
         request: Request,
         labels: &[impl AsRef<str>],
     ) -> Result<LabelScores, Error> {
+        let text = &self.inner.prompts.text;
+        let paths = labels.iter().map(|label| text.encode(label.as_ref(), false));
+        let paths = paths.collect::<Result<_, _>>()?;
+        self.score_label_tokens(request, paths).await
+    }
+
+    /// The same for labels that are token ids, at least one each.
+    ///
+    /// # Errors
+    /// As [`Engine::score_labels`], and `TokenOutOfRange`.
+    pub async fn score_label_tokens(
+        &self,
+        request: Request,
+        labels: Vec<Vec<u32>>,
+    ) -> Result<LabelScores, Error> {
         if labels.is_empty() {
             return Err(Error::invalid("labels", "at least one label", "none"));
         }
@@ -79,15 +94,10 @@ impl Engine {
         let (prompt_tokens, most) = (prompt.len(), self.inner.info.max_positions);
         let request = request.with_tokens(prompt).ignore_eos(true).end_repetition(false);
         let request = request.stop(Vec::<String>::new()).stop_ids([]).min_tokens(0);
-        let mut paths = Vec::with_capacity(labels.len());
-        for label in labels {
-            let path = self.inner.prompts.text.encode(label.as_ref(), false)?;
+        for path in &labels {
             if path.is_empty() {
-                return Err(Error::invalid(
-                    "labels",
-                    "texts of at least one token",
-                    "an empty one",
-                ));
+                let expected = "labels of at least one token";
+                return Err(Error::invalid("labels", expected, "an empty one"));
             }
             if prompt_tokens.saturating_add(path.len()) > most {
                 let expected = format!(
@@ -96,10 +106,10 @@ impl Engine {
                 );
                 return Err(Error::invalid("labels", expected, format!("{} tokens", path.len())));
             }
-            paths.push(path);
+            self.check_embedding(path)?;
         }
         // The first one computes the prompt.
-        let mut paths = paths.into_iter();
+        let mut paths = labels.into_iter();
         let first = self.follow(request.clone(), paths.next().unwrap_or_default()).await?;
         let others: Vec<_> = paths.map(|path| self.follow(request.clone(), path)).collect();
         let others: Vec<Followed> = stream::iter(others).buffered(AT_ONCE).try_collect().await?;

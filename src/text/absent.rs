@@ -81,6 +81,7 @@ impl Recording {
 pub(crate) struct TypedTokens {
     pub(crate) vocab_size: usize,
     pub(crate) types: usize,
+    pub(crate) lowercase: bool,
 }
 
 #[cfg(feature = "tiers")]

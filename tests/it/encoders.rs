@@ -7,7 +7,7 @@ use futures::future::join_all;
 use serde_json::Value;
 use stolon::{Engine, EngineBuilder, EngineError, Error, ModelSource, Request};
 
-const EMBEDDERS: [&str; 8] = [
+const EMBEDDERS: [&str; 9] = [
     "bert",
     "xlm_roberta",
     "mpnet",
@@ -16,6 +16,7 @@ const EMBEDDERS: [&str; 8] = [
     "nomic_bert",
     "jina_bert",
     "embedding_gemma",
+    "eurobert",
 ];
 const RERANKERS: [&str; 5] = [
     "bert_reranker",
@@ -179,6 +180,7 @@ async fn gguf_files_match_sentence_transformers() {
         ("nomic_bert-F32", 4e-6),
         ("jina_bert-F32", 4e-6),
         ("embedding_gemma-F32", 4e-6),
+        ("eurobert-F32", 4e-6),
         ("xlm_roberta_reranker-F32", 4e-6),
         ("modernbert_reranker-F32", 4e-6),
         // Keys and values, and for Q8_0 the inputs of products, are rounded as the weights are.
@@ -207,6 +209,57 @@ async fn gguf_files_match_sentence_transformers() {
         }
         assert!(count >= 4, "{name}");
     }
+}
+
+/// Goal: a model whose files say so reads texts in lower case, as bge does in sentence-transformers,
+/// also if its tokenizer knows capital letters.
+#[tokio::test]
+async fn texts_are_converted_to_lower_case_if_the_files_say_so() {
+    let copy = tempfile::tempdir().expect("a folder");
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(directory("eurobert").join(name), copy.path().join(name)).expect(name);
+    }
+    let written = std::fs::write(
+        copy.path().join("sentence_bert_config.json"),
+        r#"{"max_seq_length": 16, "do_lower_case": true}"#,
+    );
+    written.expect("a file");
+    let lower = Engine::builder().model(copy.path()).threads(2).build().await.expect("an engine");
+    let plain = engine("eurobert").await;
+    for (text, lowered) in [("A STEM", "a stem"), ("Άξονας", "άξονας"), ("stem", "stem")]
+    {
+        let tokens = lower.prompt_tokens(&Request::text(text)).await.expect("tokens");
+        let expected = plain.prompt_tokens(&Request::text(lowered)).await.expect("tokens");
+        assert_eq!(tokens, expected, "{text}");
+        let written = plain.prompt_tokens(&Request::text(text)).await.expect("tokens");
+        assert_eq!(tokens == written, text == lowered, "{text}");
+    }
+    assert_eq!(lower.model_info().max_positions, 16);
+}
+
+/// Goal: an embedding model with a decoder has the prompts in its files, as Qwen3-Embedding, and as a
+/// text encoder.
+#[tokio::test]
+async fn decoders_have_the_prompts_of_sentence_transformers() {
+    let copy = tempfile::tempdir().expect("a folder");
+    let source = stolon_fixtures::path("embedding");
+    std::fs::create_dir(copy.path().join("1_Pooling")).expect("a folder");
+    for name in [
+        "config.json",
+        "model.safetensors",
+        "modules.json",
+        "tokenizer.json",
+        "1_Pooling/config.json",
+    ] {
+        std::fs::copy(source.join(name), copy.path().join(name)).expect(name);
+    }
+    let prompts = r#"{"prompts": {"query": "Instruct: find\nQuery:", "document": ""}}"#;
+    std::fs::write(copy.path().join("config_sentence_transformers.json"), prompts).expect("a file");
+    let engine = Engine::builder().model(copy.path()).threads(2).build().await.expect("an engine");
+    let info = engine.model_info();
+    assert!(!info.is_encoder && info.embedding.is_some());
+    assert_eq!(info.prompts.named["query"], "Instruct: find\nQuery:");
+    assert_eq!((info.prompts.named.len(), &info.prompts.default), (2, &None));
 }
 
 /// A copy of the language model that answers yes or no, without the files of sentence-transformers.
@@ -249,6 +302,18 @@ async fn language_models_rank_with_the_logits_of_two_tokens() {
     }
     let few = own.score(Request::pair("a", "b").truncate(6)).await;
     assert!(few.is_err_and(|error| error.to_string().contains("at least 7 tokens")));
+    let task = Request::pair("a", "b").instruction("Find stems");
+    for engine in [&plain, &detected] {
+        let text = engine.prompt_tokens(&task).await.expect("tokens");
+        let text = engine.detokenize(&text, false).expect("a text");
+        assert!(text.contains("<Instruct>: Find stems\n<Query>: a\n<Document>: b<"), "{text}");
+        assert_ne!(
+            engine.score(task.clone()).await.expect("a score"),
+            engine.score(Request::pair("a", "b")).await.expect("a score")
+        );
+    }
+    let refused = own.score(task).await;
+    assert!(refused.is_err_and(|error| error.to_string().contains("instruction")));
     let ends = plain.prompt_tokens(&Request::pair("a", "<|im_end|>")).await.expect("tokens");
     let end = plain.prompt_tokens(&Request::text("<|im_end|>")).await.expect("tokens");
     assert_eq!(ends.iter().filter(|token| **token == end[0]).count(), 2);

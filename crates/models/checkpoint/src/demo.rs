@@ -14,7 +14,7 @@ use stolon_text::{TextSource, TokenizerSource};
 use crate::config;
 use crate::error::ModelError;
 use crate::load::model::LoadedModel;
-use crate::load::{directory, generation, images};
+use crate::load::{TextPrompts, directory, generation, images};
 use crate::mmap::Bytes;
 use crate::weights::Weights;
 
@@ -90,6 +90,7 @@ fn load_files(id: &str, files: &Files) -> Result<LoadedModel, ModelError> {
         text,
         generation,
         embedding: None,
+        prompts: TextPrompts::default(),
         scores: None,
         generates: true,
         images,

@@ -117,8 +117,8 @@ pub enum ScoreBias {
 pub enum NormOrder {
     /// After attention and after the MLP, as in the first transformers (BERT).
     After,
-    /// Before attention, except in the first layer, before the MLP, and after the last layer
-    /// (ModernBERT).
+    /// Before attention, before the MLP, and after the last layer (EuroBERT). The first layer has no
+    /// norm before attention if the embeddings are normalized (ModernBERT).
     Before,
     /// Before and after attention and the MLP, and after the last layer (Gemma).
     Around,

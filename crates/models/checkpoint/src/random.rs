@@ -19,6 +19,7 @@ pub use preset::{PRESETS, preset};
 
 use crate::config::{DecoderConfig, TensorRole, TensorSpec, VisionConfig};
 use crate::error::ModelError;
+use crate::load::TextPrompts;
 use crate::load::model::{GenerationDefaults, LoadedModel};
 use crate::memory::check_free;
 use crate::weights::{Tensor, TensorType, Weights};
@@ -54,6 +55,7 @@ pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
         // Sampling is off, because tests and benchmarks need the same answer every time.
         generation: GenerationDefaults { do_sample: Some(false), ..GenerationDefaults::default() },
         embedding: None,
+        prompts: TextPrompts::default(),
         scores: None,
         generates: true,
         images,

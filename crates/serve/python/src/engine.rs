@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::{StreamExt, TryStreamExt, stream};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use stolon::Embedding;
+use stolon::{Embedding, Error, Request};
 
 use crate::answer::{Assembler, Completion};
 use crate::cache::Cache;
@@ -121,6 +121,71 @@ impl Engine {
             Ok::<_, Failure>((values, prompt_tokens, cached_tokens))
         });
         wait(py, stream::iter(embeddings).buffered(IN_FLIGHT).try_collect::<Vec<_>>())
+    }
+
+    /// The documents in the order of their scores for a query, the best one first: index, score,
+    /// number of tokens of the query and the document.
+    fn rerank(
+        &self,
+        py: Python<'_>,
+        query: String,
+        documents: Vec<String>,
+        instruction: Option<String>,
+    ) -> PyResult<Vec<(usize, f32, usize)>> {
+        let engine = self.engine.get(py)?;
+        let info = engine.model_info();
+        let (query, instruction, most) = (&query, &instruction, info.max_positions);
+        let documents = documents.into_iter().enumerate();
+        let ranked = documents.map(|(index, document)| async move {
+            let pair = Request::pair(query.as_str(), document).truncate(most);
+            let pair = match instruction {
+                Some(instruction) => pair.instruction(instruction.as_str()),
+                None => pair,
+            };
+            let scores = patiently(|| async { Ok(engine.score(pair.clone()).await?) }).await?;
+            match scores.values[..] {
+                [score] => Ok((index, score, scores.prompt_tokens)),
+                _ => Err(Failure::from(Error::NotForScores { model: info.id.clone() })),
+            }
+        });
+        let ranked = stream::iter(ranked).buffered(IN_FLIGHT).try_collect::<Vec<_>>();
+        let mut ranked = wait(py, ranked)?;
+        ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
+        Ok(ranked)
+    }
+
+    /// The labels of each request, a JSON array, with their probabilities: `labels`, the answers of a
+    /// language model, or those of a model for classification.
+    fn classify(
+        &self,
+        py: Python<'_>,
+        requests: &str,
+        labels: Option<Vec<String>>,
+    ) -> PyResult<Vec<Vec<(String, f32)>>> {
+        let engine = self.engine.get(py)?;
+        let specs: Vec<Spec> = read(requests)?;
+        let info = engine.model_info();
+        let (labels, own) = (&labels, info.scores.as_ref());
+        let classified = specs.into_iter().map(|spec| async move {
+            let request = spec.prepare(engine, Vec::new()).await?;
+            patiently(|| async {
+                let request = request.clone();
+                let (labels, values) = match labels {
+                    Some(labels) => {
+                        let scores = engine.score_labels(request, labels).await?;
+                        (labels, scores.probabilities())
+                    }
+                    None => {
+                        let missing = || Error::NotForScores { model: info.id.clone() };
+                        let own = &own.ok_or_else(missing)?.labels;
+                        (own, engine.score(request).await?.values)
+                    }
+                };
+                Ok(labels.iter().cloned().zip(values).collect::<Vec<_>>())
+            })
+            .await
+        });
+        wait(py, stream::iter(classified).buffered(IN_FLIGHT).try_collect::<Vec<_>>())
     }
 
     /// The token ids of a text.

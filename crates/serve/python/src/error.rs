@@ -102,6 +102,7 @@ fn class_of(error: &Error) -> &'static str {
         Error::NoTokenizer
         | Error::NoInfill
         | Error::NotForEmbeddings { .. }
+        | Error::NotForScores { .. }
         | Error::EmbeddingsOnly { .. } => "NotSupportedError",
         error if error.is_retryable() => "OverloadedError",
         Error::Tier(_) => "RequestFailedError",

@@ -75,6 +75,8 @@ pub(crate) struct EngineOptions {
     pin_budget: Option<usize>,
     pooling: Option<PoolingName>,
     prefix_caching: Option<bool>,
+    rerank_template: Option<String>,
+    rerank_tokens: Option<Vec<String>>,
     session_budget: Option<usize>,
     session_ttl: Option<f64>,
     step_timeout: Option<f64>,
@@ -143,6 +145,7 @@ impl EngineOptions {
             num_blocks,
             pin_budget,
             prefix_caching,
+            rerank_template,
             session_budget,
             threads
         );
@@ -151,6 +154,15 @@ impl EngineOptions {
         for (name, path) in self.adapters {
             builder = builder.adapter(name, path);
         }
+        builder = match self.rerank_tokens.as_deref() {
+            None => builder,
+            Some([positive]) => builder.rerank_tokens(positive, None),
+            Some([positive, negative]) => builder.rerank_tokens(positive, Some(negative)),
+            Some(others) => {
+                let expected = "one or two strings of one token each";
+                return Err(Failure::invalid("rerank_tokens", expected, others.len()));
+            }
+        };
         builder = match (self.kv_cache_dir, self.kv_cache_bytes) {
             (None, None) => builder,
             (Some(directory), Some(bytes)) => builder.kv_cache_dir(directory, bytes),

@@ -20,6 +20,7 @@ from stolon.errors import (
     StolonError,
 )
 
+ENCODERS = Path(__file__).parents[3] / "models/checkpoint/tests/fixtures/encoders"
 LOOP = {"ignore_eos": True, "max_tokens": 24}
 
 
@@ -245,6 +246,56 @@ def test_embeddings(engine: stolon.Engine) -> None:
     with stolon.Engine("demo", kv_memory=64 << 20) as other:
         with pytest.raises(NotSupportedError, match="not meant for embeddings"):
             other.embed("a")
+
+
+def test_labels_of_a_language_model(engine: stolon.Engine) -> None:
+    answer = engine.chat(TENT, max_tokens=4).text
+    labels = ["60 crowns", answer, "nothing"]
+    tent = engine.classify(TENT, labels)
+    assert list(tent) == labels
+    assert math.isclose(sum(tent.values()), 1.0, rel_tol=1e-5)
+    assert max(tent, key=lambda label: tent[label]) == answer
+    many = engine.classify([TENT, GOAT], labels)
+    assert many[0] == tent and many[1] != tent
+    assert engine.classify("The violet tent", ["a", "b"]).keys() == {"a", "b"}
+    for wrong in ([], ["a", ""]):
+        with pytest.raises(InvalidValueError, match="label"):
+            engine.classify("The", wrong)
+    with pytest.raises(NotSupportedError, match="cannot score"):
+        engine.classify("The")
+    with pytest.raises(TypeError, match="labels: expected a list of strings"):
+        engine.classify("The", "ab")
+
+
+def test_rerankers_and_classifiers() -> None:
+    query = "What is a stolon?"
+    with stolon.Engine(ENCODERS / "bert_reranker") as model:
+        pairs = json.loads((ENCODERS / "bert_reranker/expected.json").read_text())["pairs"]
+        ranked = model.rerank(query, [pair["document"] for pair in pairs])
+        assert [entry.score for entry in ranked] == sorted(
+            (entry.score for entry in ranked), reverse=True
+        )
+        for entry in ranked:
+            assert math.isclose(entry.score, pairs[entry.index]["score"], abs_tol=1e-5)
+            assert entry.prompt_tokens > 0
+        assert model.rerank(query, []) == []
+        with pytest.raises(InvalidValueError, match="instruction"):
+            model.rerank(query, ["a"], instruction="Find stems")
+    judge = {"rerank_tokens": ["yes", "no"], "kv_memory": 16 << 20}
+    with stolon.Engine(ENCODERS / "qwen3_judge", **judge) as model:
+        (plain,) = model.rerank(query, ["the stem"])
+        (told,) = model.rerank(query, ["the stem"], instruction="Find stems")
+        assert plain.score != told.score and told.prompt_tokens < plain.prompt_tokens
+    with stolon.Engine(ENCODERS / "mpnet_classifier") as model:
+        case = json.loads((ENCODERS / "mpnet_classifier/expected.json").read_text())["texts"][0]
+        found = model.classify(case["text"])
+        assert list(found) == ["contradiction", "entailment", "neutral"]
+        for value, expected in zip(found.values(), case["scores"], strict=True):
+            assert math.isclose(value, expected, abs_tol=1e-5)
+        with pytest.raises(NotSupportedError, match="cannot score"):
+            model.rerank(query, ["a"])
+    with pytest.raises(InvalidValueError, match="rerank_tokens"):
+        stolon.Engine(ENCODERS / "qwen3_judge", rerank_tokens=["a", "b", "c"])
 
 
 def test_deadlines(engine: stolon.Engine) -> None:

@@ -19,6 +19,8 @@ pub enum EncoderFamily {
     JinaBert,
     /// Gemma 3 with attention in both directions: EmbeddingGemma.
     Gemma,
+    /// EuroBERT: the layers of Llama with attention in both directions.
+    EuroBert,
 }
 
 /// The names of a family's modules. Names of layers begin after `layer`, in which `{}` is the
@@ -157,8 +159,8 @@ const GGUF_MODERNBERT: ModuleNames = ModuleNames {
     ..GGUF
 };
 
-/// The names of llama.cpp for EmbeddingGemma.
-const GGUF_GEMMA: ModuleNames = ModuleNames {
+/// The names of llama.cpp for models with the layers of decoders.
+const GGUF_DECODER: ModuleNames = ModuleNames {
     attention_norm: "attn_norm",
     mlp_norm: "ffn_norm",
     final_norm: "output_norm",
@@ -181,6 +183,8 @@ const GEMMA: ModuleNames = ModuleNames {
     final_norm: "norm",
     ..BERT
 };
+
+const EUROBERT: ModuleNames = ModuleNames { mlp_norm: "post_attention_layernorm", ..GEMMA };
 
 const JINA: ModuleNames = ModuleNames {
     gate: "mlp.gate",
@@ -209,6 +213,7 @@ impl EncoderFamily {
             "jina-bert-v2" => Self::JinaBert,
             "modern-bert" => Self::ModernBert,
             "gemma-embedding" => Self::Gemma,
+            "eurobert" => Self::EuroBert,
             _ => return None,
         })
     }
@@ -223,6 +228,7 @@ impl EncoderFamily {
             "modernbert" => Self::ModernBert,
             "nomic_bert" => Self::NomicBert,
             "gemma3_text" => Self::Gemma,
+            "eurobert" => Self::EuroBert,
             _ => return None,
         })
     }
@@ -239,21 +245,23 @@ impl EncoderFamily {
             Self::NomicBert => "Nomic BERT",
             Self::JinaBert => "JinaBERT",
             Self::Gemma => "EmbeddingGemma",
+            Self::EuroBert => "EuroBERT",
         }
     }
 
     /// All families.
     pub fn all() -> impl Iterator<Item = Self> {
         use EncoderFamily::{
-            Bert, DistilBert, Gemma, JinaBert, ModernBert, MpNet, NomicBert, Roberta,
+            Bert, DistilBert, EuroBert, Gemma, JinaBert, ModernBert, MpNet, NomicBert, Roberta,
         };
-        [Bert, Roberta, MpNet, DistilBert, ModernBert, NomicBert, JinaBert, Gemma].into_iter()
+        [Bert, Roberta, MpNet, DistilBert, ModernBert, NomicBert, JinaBert, Gemma, EuroBert]
+            .into_iter()
     }
 
     pub(super) fn names(self, kind: TensorNames) -> &'static ModuleNames {
         match self {
             Self::ModernBert if kind == TensorNames::Gguf => &GGUF_MODERNBERT,
-            Self::Gemma if kind == TensorNames::Gguf => &GGUF_GEMMA,
+            Self::Gemma | Self::EuroBert if kind == TensorNames::Gguf => &GGUF_DECODER,
             _ if kind == TensorNames::Gguf => &GGUF,
             Self::Bert | Self::Roberta => &BERT,
             Self::MpNet => &MPNET,
@@ -262,6 +270,7 @@ impl EncoderFamily {
             Self::NomicBert => &NOMIC,
             Self::JinaBert => &JINA,
             Self::Gemma => &GEMMA,
+            Self::EuroBert => &EUROBERT,
         }
     }
 }

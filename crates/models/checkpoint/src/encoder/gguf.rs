@@ -45,12 +45,13 @@ pub(crate) fn parse(header: &Header, family: EncoderFamily) -> Result<EncoderCon
     let heads = keys.required_size("attention.head_count")?;
     let max_positions = keys.required_size("context_length")?;
     let is_gemma = family == EncoderFamily::Gemma;
+    let is_rms = is_gemma || family == EncoderFamily::EuroBert;
     let head_dim = match is_gemma {
         true => keys.required_size("attention.key_length")?,
         false => hidden_size / heads,
     };
     let eps =
-        if is_gemma { "attention.layer_norm_rms_epsilon" } else { "attention.layer_norm_epsilon" };
+        if is_rms { "attention.layer_norm_rms_epsilon" } else { "attention.layer_norm_epsilon" };
     let config = EncoderConfig {
         family,
         names: TensorNames::Gguf,
@@ -63,13 +64,13 @@ pub(crate) fn parse(header: &Header, family: EncoderFamily) -> Result<EncoderCon
             .then(|| LearnedPositions { rows: rows("position_embd.weight"), padding_id: None }),
         score_bias: (family == EncoderFamily::JinaBert).then_some(ScoreBias::Alibi),
         embedding_scale: is_gemma.then(|| (hidden_size as f32).sqrt()),
-        embedding_norm: !is_gemma,
-        // The converter has added 1 to the weights of RMS norms.
-        norm: if is_gemma { EncoderNorm::Rms { offset: 0.0 } } else { EncoderNorm::Layer },
+        embedding_norm: !is_rms,
+        // The converter has added 1 to the weights of Gemma's norms.
+        norm: if is_rms { EncoderNorm::Rms { offset: 0.0 } } else { EncoderNorm::Layer },
         norm_eps: keys.required_float(eps)? as f32,
         norm_bias: has("token_embd_norm.bias"),
         order: match family {
-            EncoderFamily::ModernBert => NormOrder::Before,
+            EncoderFamily::ModernBert | EncoderFamily::EuroBert => NormOrder::Before,
             EncoderFamily::Gemma => NormOrder::Around,
             _ => NormOrder::After,
         },
@@ -84,7 +85,7 @@ pub(crate) fn parse(header: &Header, family: EncoderFamily) -> Result<EncoderCon
         attention_bias: has("blk.0.attn_q.bias") || has("blk.0.attn_qkv.bias"),
         inner_size: keys.required_size("feed_forward_length")?,
         activation: match family {
-            EncoderFamily::NomicBert => EncoderActivation::SiluGate,
+            EncoderFamily::NomicBert | EncoderFamily::EuroBert => EncoderActivation::SiluGate,
             EncoderFamily::ModernBert | EncoderFamily::JinaBert => EncoderActivation::GeluGate,
             EncoderFamily::Gemma => EncoderActivation::GeluTanhGate,
             _ => EncoderActivation::Gelu,
@@ -126,9 +127,10 @@ fn layers(keys: &Metadata<'_>, family: EncoderFamily) -> Result<Vec<EncoderLayer
     }
     let theta = keys.float("rope.freq_base")?.unwrap_or(ROPE_THETA);
     let full = match family {
-        EncoderFamily::NomicBert | EncoderFamily::ModernBert | EncoderFamily::Gemma => {
-            EncoderLayer { rope_theta: Some(theta), window: None }
-        }
+        EncoderFamily::NomicBert
+        | EncoderFamily::ModernBert
+        | EncoderFamily::Gemma
+        | EncoderFamily::EuroBert => EncoderLayer { rope_theta: Some(theta), window: None },
         _ => EncoderLayer { rope_theta: None, window: None },
     };
     // Every such layer sees all positions, the first or the last one of a group.

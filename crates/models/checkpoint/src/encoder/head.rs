@@ -236,7 +236,10 @@ impl HeadConfig {
                     last("classifier"),
                 ]
             }
-            EncoderFamily::NomicBert | EncoderFamily::JinaBert | EncoderFamily::Gemma => {
+            EncoderFamily::NomicBert
+            | EncoderFamily::JinaBert
+            | EncoderFamily::Gemma
+            | EncoderFamily::EuroBert => {
                 let expected = format!("an embedding model of {}", family.name());
                 return Err(keys.unsupported("architectures", &expected));
             }

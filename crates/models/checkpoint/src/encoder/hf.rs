@@ -47,6 +47,7 @@ pub(crate) fn parse(
         EncoderFamily::NomicBert => nomic_bert(&keys)?,
         EncoderFamily::JinaBert => jina_bert(&keys)?,
         EncoderFamily::Gemma => gemma(&keys)?,
+        EncoderFamily::EuroBert => eurobert(&keys)?,
     };
     config.check(file)?;
     Ok(config)
@@ -308,6 +309,58 @@ fn gemma(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     })
 }
 
+/// EuroBERT: the layers of Llama without a causal mask.
+fn eurobert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
+    let (hidden_size, heads) =
+        (keys.required("hidden_size")?, keys.required("num_attention_heads")?);
+    match keys.text("hidden_act")? {
+        None | Some("silu") => {}
+        Some(_) => return Err(keys.unsupported("hidden_act", "`silu`")),
+    }
+    if keys.value("rope_scaling").is_some() {
+        return Err(keys.unsupported("rope_scaling", "nothing"));
+    }
+    let theta = match keys.object("rope_parameters")? {
+        Some(rope) if !matches!(rope.text("rope_type")?, None | Some("default")) => {
+            return Err(rope.unsupported("rope_type", "`default`"));
+        }
+        Some(rope) => rope.positive("rope_theta")?,
+        None => keys.positive("rope_theta")?,
+    };
+    // The default of the published code.
+    let layer = EncoderLayer { rope_theta: Some(theta.unwrap_or(10_000.0)), window: None };
+    let head_dim = keys.size("head_dim")?.unwrap_or(hidden_size / heads);
+    let mlp_bias = keys.flag("mlp_bias")?.unwrap_or(false);
+    Ok(EncoderConfig {
+        family: EncoderFamily::EuroBert,
+        names: TensorNames::HuggingFace,
+        prefix: String::new(),
+        vocab_size: keys.required("vocab_size")?,
+        token_types: 0,
+        hidden_size,
+        max_positions: keys.size("max_position_embeddings")?.unwrap_or(8192),
+        learned_positions: None,
+        score_bias: None,
+        embedding_scale: None,
+        embedding_norm: false,
+        norm: EncoderNorm::Rms { offset: 0.0 },
+        norm_eps: keys.positive_f32("rms_norm_eps")?.unwrap_or(1e-5),
+        norm_bias: false,
+        order: NormOrder::Before,
+        heads,
+        kv_heads: keys.size("num_key_value_heads")?.unwrap_or(heads),
+        head_dim,
+        head_norms: false,
+        score_scale: score_scale(head_dim),
+        attention_bias: keys.flag("attention_bias")?.unwrap_or(false),
+        inner_size: keys.required("intermediate_size")?,
+        activation: EncoderActivation::SiluGate,
+        inner_bias: mlp_bias,
+        down_bias: mlp_bias,
+        layers: layers(keys, "num_hidden_layers", layer)?,
+    })
+}
+
 fn modernbert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     let (hidden_size, heads) =
         (keys.required("hidden_size")?, keys.required("num_attention_heads")?);
@@ -518,11 +571,16 @@ mod tests {
             ("nomic_bert", "prenorm", json!(true)),
             ("nomic_bert", "rotary_emb_fraction", json!(0.5)),
             ("nomic_bert", "num_experts", json!(8)),
+            ("eurobert", "hidden_act", json!("gelu")),
+            ("eurobert", "head_dim", json!(16)),
+            ("eurobert", "num_key_value_heads", json!(3)),
+            ("eurobert", "rope_scaling", json!({"factor": 2.0})),
+            ("eurobert", "rope_parameters", json!({"rope_type": "yarn"})),
         ] {
             let mut config = small(kind);
             config[key] = value.clone();
             let error = read(&config).expect_err(key);
-            let related = ["num_attention_heads", "max_position_embeddings"];
+            let related = ["num_attention_heads", "max_position_embeddings", "rope_type"];
             let named = error.contains(&format!("`{key}`"))
                 || related.iter().any(|key| error.contains(key));
             assert!(named, "{key}: {value}: {error}");

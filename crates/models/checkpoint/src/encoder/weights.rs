@@ -110,7 +110,8 @@ impl EncoderConfig {
         };
         let is_around = self.order == super::NormOrder::Around;
         let mlp = |name: &str, shape, bias| linear(&at(name), shape, bias);
-        let is_first = index == 0 && self.order == super::NormOrder::Before;
+        // The norm of the embeddings stands in for it.
+        let is_first = index == 0 && self.order == super::NormOrder::Before && self.embedding_norm;
         EncoderLayerWeights {
             qkv: [
                 attention(q, [queries, hidden]),

@@ -7,7 +7,7 @@ use stolon_text::{TextSource, TokenizerSource};
 
 use super::embedding;
 #[cfg(feature = "hub")]
-use super::encoder;
+use super::encoder::{self, TextPrompts};
 use super::model::{GenerationDefaults, LoadedModel, LoadedScores};
 use super::{class, generation, head, images, mtp, skills, token_scores};
 use crate::config::gguf::EncoderKind;
@@ -91,6 +91,10 @@ pub(super) fn load(
         true => mtp::load(directory, &config)?,
         false => None,
     };
+    let prompts = match embedding {
+        Some(_) => encoder::prompts(directory)?,
+        None => TextPrompts::default(),
+    };
     let config = config.decoder;
     Ok(LoadedModel {
         id,
@@ -99,6 +103,7 @@ pub(super) fn load(
         text,
         generation,
         embedding,
+        prompts,
         scores,
         generates,
         images,

@@ -42,6 +42,8 @@ pub struct LoadedEncoder {
     pub weights: Weights,
     /// The data of the tokenizer.
     pub text: TextSource,
+    /// Whether texts are converted to lower case before the tokenizer reads them.
+    pub lowercase: bool,
     /// What is computed from a pooled hidden state.
     pub head: HeadConfig,
     /// What the model computes.
@@ -89,8 +91,9 @@ pub(crate) fn load(
     let file = directory.join(directory::CONFIG).display().to_string();
     let mut config = encoder::parse(&file, value, family)?;
     let keys = Keys::root(&file, value)?;
-    // The code of these two is implemented.
-    if !matches!(family, EncoderFamily::NomicBert | EncoderFamily::JinaBert) {
+    // The code of these is implemented.
+    let implemented = [EncoderFamily::NomicBert, EncoderFamily::JinaBert, EncoderFamily::EuroBert];
+    if !implemented.contains(&family) {
         embedding::refuse_own_code(&keys)?;
     }
     let mut weights = Weights::open_named(directory, str::to_owned)?;
@@ -103,9 +106,10 @@ pub(crate) fn load(
     };
     weights.check_all(config.tensors().into_iter().chain(head.tensors()))?;
     let text = directory::text(directory)?;
-    config.max_positions = config.max_positions.min(max_tokens(directory, &text)?);
+    let TextLimits { max_tokens, lowercase } = text_limits(directory, &text)?;
+    config.max_positions = config.max_positions.min(max_tokens);
     let prompts = prompts(directory)?;
-    Ok(LoadedEncoder { id, config, weights, text, head, task, prompts })
+    Ok(LoadedEncoder { id, config, weights, text, lowercase, head, task, prompts })
 }
 
 /// Refuses tensors of layers and norms that the configuration does not use, because they would
@@ -148,7 +152,8 @@ pub(crate) fn load_gguf(
     };
     weights.check_all(config.tensors().into_iter().chain(head.tensors()))?;
     let text = super::gguf::text(header, directory)?;
-    Ok(LoadedEncoder { id, config, weights, text, head, task, prompts: prompts(directory)? })
+    let prompts = prompts(directory)?;
+    Ok(LoadedEncoder { id, config, weights, text, lowercase: false, head, task, prompts })
 }
 
 /// What `pooling_type` of an encoder says.
@@ -252,27 +257,33 @@ fn dense_layer(
     Ok(HeadLayer::Linear { weights, activation })
 }
 
-/// The maximum number of tokens of a text: what sentence-transformers truncates to.
-fn max_tokens(directory: &Path, text: &TextSource) -> Result<usize, ModelError> {
+/// How sentence-transformers reads texts.
+struct TextLimits {
+    /// The maximum number of tokens of a text: what sentence-transformers truncates to.
+    max_tokens: usize,
+    /// Whether texts are converted to lower case first.
+    lowercase: bool,
+}
+
+fn text_limits(directory: &Path, text: &TextSource) -> Result<TextLimits, ModelError> {
     let path = directory.join(SENTENCE_CONFIG);
     let file = path.display().to_string();
+    let (mut max_tokens, mut lowercase) = (None, false);
     if let Some(value) = optional(read_json(&path))? {
         let keys = Keys::root(&file, &value)?;
-        if keys.flag("do_lower_case")? == Some(true) {
-            return Err(keys.unsupported("do_lower_case", "false"));
-        }
-        if let Some(size) = keys.size("max_seq_length")? {
-            return Ok(size);
-        }
+        max_tokens = keys.size("max_seq_length")?;
+        lowercase = keys.flag("do_lower_case")?.unwrap_or(false);
     }
     let config = text.tokenizer_config.as_ref();
     let length = config.and_then(|config| config["model_max_length"].as_f64());
     // Files without a limit have a very large number.
-    Ok(length.filter(|length| *length >= 1.0).map_or(usize::MAX, |length| length as usize))
+    let length =
+        length.filter(|length| *length >= 1.0).map_or(usize::MAX, |length| length as usize);
+    Ok(TextLimits { max_tokens: max_tokens.unwrap_or(length), lowercase })
 }
 
 /// The prompts in `config_sentence_transformers.json`.
-fn prompts(directory: &Path) -> Result<TextPrompts, ModelError> {
+pub(crate) fn prompts(directory: &Path) -> Result<TextPrompts, ModelError> {
     let path = directory.join(PROMPTS);
     let file = path.display().to_string();
     let Some(value) = optional(read_json(&path))? else { return Ok(TextPrompts::default()) };

@@ -6,6 +6,7 @@ use std::path::Path;
 use stolon_text::{GgufTokenizer, TextSource, TokenizerSource};
 
 use super::embedding::{EmbeddingConfig, EmbeddingSizes};
+use super::encoder::TextPrompts;
 use super::model::{GenerationDefaults, LoadedModel, LoadedScores};
 use super::{AnyModel, class, directory, encoder, generation};
 use crate::config::{self, DecoderConfig, HEAD_DIM_MAX, ParsedConfig};
@@ -28,6 +29,10 @@ pub(super) fn load(path: &Path, id: String) -> Result<AnyModel, ModelError> {
     let text = text(&header, directory)?;
     let generation = directory::logged(generation(&header, config.clone(), directory)?);
     let embedding = embedding(&header)?;
+    let prompts = match embedding {
+        Some(_) => super::encoder::prompts(directory)?,
+        None => TextPrompts::default(),
+    };
     let scores = match config::gguf::rank_matrix(&header) {
         Some(matrix) => Some(LoadedScores::of_two_rows(&matrix, &mut weights)?),
         None => None,
@@ -39,6 +44,7 @@ pub(super) fn load(path: &Path, id: String) -> Result<AnyModel, ModelError> {
         text,
         generation,
         embedding,
+        prompts,
         scores,
         generates: true,
         images: None,

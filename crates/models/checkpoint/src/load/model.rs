@@ -4,6 +4,7 @@ use stolon_backend::SamplingParams;
 use stolon_text::TextSource;
 
 use super::embedding::EmbeddingConfig;
+use super::encoder::TextPrompts;
 use super::images::ImageModel;
 use super::mtp::MtpHead;
 use super::skills::SkillPrompts;
@@ -28,6 +29,8 @@ pub struct LoadedModel {
     pub generation: GenerationDefaults,
     /// How embeddings are computed; `None` for a model that is not an embedding model.
     pub embedding: Option<EmbeddingConfig>,
+    /// The texts that an embedding model expects before others; empty for other models.
+    pub prompts: TextPrompts,
     /// How scores of texts are computed; `None` for a model that is not a classifier.
     pub scores: Option<LoadedScores>,
     /// Whether the model generates text. An embedding model may have no output matrix; its logits

@@ -335,7 +335,10 @@ impl Split {
                 "default" | "gpt-2" | "gpt2" | "phi-2" | "olmo" | "exaone4" | "modern-bert"
                 | "roberta-bpe" | "jina-v2-es" | "jina-v2-de" | "jina-v2-code",
             ) => Self::default(),
-            Some("llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "falcon-h1" | "lfm2") => Self {
+            Some(
+                "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "falcon-h1" | "lfm2"
+                | "jina-v5-nano",
+            ) => Self {
                 pattern: Some(LLAMA3),
                 whole_words_first: true,
                 adds_bos: true,

@@ -12,7 +12,7 @@ fn model(special: &[&str], template: Option<&str>) -> TextModel {
 /// The text of the prompt, with its special tokens.
 fn prompt(model: &TextModel, template: Option<&str>, pair: [&str; 2]) -> String {
     let prompts = PairPrompts::new(model, template).expect("valid").expect("a template");
-    let tokens = prompts.encode(pair[0], pair[1], None).expect("encodes");
+    let tokens = prompts.encode(pair, None, None).expect("encodes");
     model.tokenizer().decode(&tokens, false)
 }
 
@@ -54,10 +54,64 @@ fn spelled_out_tokens_are_text() {
     let template = "{query}|im_end|> {document}<|im_end|>";
     let prompts = PairPrompts::new(&model, Some(template)).expect("valid").expect("a template");
     for pair in [["a", "b"], ["<|im_end|>", "<|im_end|><|im_end|>"], ["<|im_", "end|>"]] {
-        let tokens = prompts.encode(pair[0], pair[1], None).expect("encodes");
+        let tokens = prompts.encode(pair, None, None).expect("encodes");
         let text = format!("{}|im_end|> {}<|im_end|>", pair[0], pair[1]);
         assert_eq!(model.tokenizer().decode(&tokens, false), text);
         assert_eq!(tokens.iter().filter(|token| **token == end).count(), 1, "{pair:?}");
+    }
+}
+
+/// Goal: an instruction replaces the one of each kind of template, and its special tokens are text; a
+/// template without a place for it says so.
+#[test]
+fn instructions_replace_those_of_templates() {
+    let system =
+        "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}";
+    let variable = "{{ instruction | default('Find it') }}: {{ messages | selectattr('role', 'eq', \
+                    'query') | map(attribute='content') | first }} ? {{ messages | selectattr('role', \
+                    'eq', 'document') | map(attribute='content') | first }}";
+    let special = ["<|im_start|>", "<|im_end|>"];
+    for (chat, own, without, with) in [
+        (
+            None,
+            Some("T {instruction} Q {query} D {document}"),
+            "T Given a web search",
+            "T <|im_end|> Q what? D this",
+        ),
+        (
+            Some(system),
+            None,
+            "[query] what?",
+            "[system] <|im_end|>\n[query] what?\n[document] this\n",
+        ),
+        (Some(variable), None, "Find it: what? ? this", "<|im_end|>: what? ? this"),
+        (
+            None,
+            None,
+            "<|im_start|>system",
+            "\n<Instruct>: <|im_end|>\n<Query>: what?\n<Document>: this",
+        ),
+    ] {
+        let model = model(&special, chat);
+        let prompts = PairPrompts::new(&model, own).expect("valid").expect("a template");
+        assert!(prompts.takes_instruction());
+        let text = |instruction| {
+            let tokens = prompts.encode(PAIR, instruction, None).expect("encodes");
+            let end = model.tokenizer().token_id("<|im_end|>").expect("a token");
+            let ends = tokens.iter().filter(|token| **token == end).count();
+            (model.tokenizer().decode(&tokens, false), ends)
+        };
+        let (plain, ends) = text(None);
+        assert!(plain.starts_with(without), "{plain}");
+        let (instructed, ends_with) = text(Some("<|im_end|>"));
+        assert!(instructed.contains(with), "{instructed}");
+        assert_eq!(ends, ends_with, "{instructed}");
+    }
+    let model = model(&special, None);
+    let prompts = PairPrompts::new(&model, Some("{query} {document}")).expect("valid");
+    assert!(!prompts.expect("a template").takes_instruction());
+    for wrong in ["{query}{instruction}{document}", "{instruction}{instruction}{query}{document}"] {
+        assert!(PairPrompts::new(&model, Some(wrong)).is_err(), "{wrong}");
     }
 }
 
@@ -68,7 +122,7 @@ fn long_documents_are_cut() {
     let template = Some("Q{query}D{document}<|im_end|>");
     let prompts = PairPrompts::new(&model, template).expect("valid").expect("a template");
     let cut = |most| {
-        let tokens = prompts.encode("1234", "5678", Some(most));
+        let tokens = prompts.encode(["1234", "5678"], None, Some(most));
         tokens.map(|tokens| model.tokenizer().decode(&tokens, false))
     };
     assert_eq!(cut(11).expect("fits"), "Q1234D5678<|im_end|>");

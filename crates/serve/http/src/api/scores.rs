@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::chat::{MAX_MESSAGES, Message};
+use super::completions::PromptInput;
 use super::embeddings::EmbeddingsUsage;
 use super::fields::{self, UnknownFields};
 use super::options::Truncation;
@@ -46,6 +47,9 @@ pub struct RerankRequest {
     pub top_n: Option<usize>,
     /// Whether the results have the documents. Default: true.
     pub return_documents: Option<bool>,
+    /// The task by which the model judges, instead of the one in its template. For language models
+    /// that answer yes or no, such as Qwen3-Reranker; other models refuse it.
+    pub instruction: Option<String>,
     /// How the texts are read.
     #[serde(flatten)]
     pub options: ScoringOptions,
@@ -138,6 +142,9 @@ pub struct ScoreRequest {
     pub text_1: Texts,
     /// The second text of each pair: 1 to 2,048, and 1,048,576 tokens in all pairs.
     pub text_2: Texts,
+    /// The task by which the model judges, instead of the one in its template. For language models
+    /// that answer yes or no, such as Qwen3-Reranker; other models refuse it.
+    pub instruction: Option<String>,
     /// How the texts are read.
     #[serde(flatten)]
     pub options: ScoringOptions,
@@ -174,6 +181,36 @@ pub struct ClassifyRequest {
     pub unknown: UnknownFields,
 }
 
+/// The body of a request to score items by the next token of a language model, as in vLLM's API.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(expecting = "an object")]
+pub struct GenerativeScoringRequest {
+    /// The beginning of every prompt: a text, or the token ids of one prompt.
+    pub query: PromptInput,
+    /// What follows it: 1 to 2,048 texts or lists of token ids, and 1,048,576 tokens in all prompts.
+    pub items: PromptInput,
+    /// The tokens to compare, 1 to [`MAX_LABELS`]. The score of an item is the probability of the first
+    /// one.
+    #[serde(deserialize_with = "fields::list::<_, _, MAX_LABELS>")]
+    #[schemars(length(min = 1, max = MAX_LABELS))]
+    pub label_token_ids: Vec<u32>,
+    /// Whether probabilities are divided by the sum of those of all `label_token_ids`. Default: true.
+    pub apply_softmax: Option<bool>,
+    /// Whether items come before the query. Default: false.
+    pub item_first: Option<bool>,
+    /// Whether a query that is a text has the special tokens of the beginning. Default: true.
+    pub add_special_tokens: Option<bool>,
+    /// Only requests with the same salt share cached prefixes. Default: the cache of requests
+    /// without a salt.
+    pub cache_salt: Option<String>,
+    /// How the texts are read.
+    #[serde(flatten)]
+    pub options: ScoringOptions,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
 /// The reply to a request for scores, labels, or vectors in vLLM's form.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ScoreList<T> {
@@ -191,10 +228,10 @@ pub struct ScoreList<T> {
     pub usage: EmbeddingsUsage,
 }
 
-/// The score of a pair.
+/// The score of a pair, or of an item.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct PairScore {
-    /// Index of the pair.
+    /// Index of the pair or item.
     pub index: usize,
     /// Always `score`.
     pub object: &'static str,

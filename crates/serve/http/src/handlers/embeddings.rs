@@ -1,5 +1,7 @@
 //! The handlers of `POST /v1/embeddings` and `POST /pooling`.
 
+mod own_tokens;
+
 use std::sync::Arc;
 
 use axum::Json;
@@ -7,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::json;
-use stolon::{Embedding, Request};
+use stolon::Embedding;
 
 use crate::api::completions::{Prompt, PromptInput};
 use crate::api::embeddings::{
@@ -15,26 +17,21 @@ use crate::api::embeddings::{
 };
 use crate::api::options::Truncation;
 use crate::api::reply::PromptTokensDetails;
-use crate::api::scores::ScoreList;
 use crate::handlers::app::App;
 use crate::handlers::completions::engine_request;
 use crate::handlers::context::{Incoming, RequestContext};
-use crate::handlers::pooled::Inputs;
+use crate::handlers::pooled::{self, Inputs};
+use crate::handlers::scores;
 use crate::wire::error::ApiError;
-use crate::wire::{request_id, unix_seconds};
 
 /// Maximum number of values in a reply: inputs times values of a vector. Each takes up to 16 bytes
 /// as text. Vectors of up to 4,096 values fit for the maximum number of inputs.
 const MAX_VALUES: usize = 1 << 23;
 
-/// The names of a model's prompts for a kind of input, in the words of several APIs.
-const INPUT_TYPES: [(&str, &[&str]); 5] = [
-    ("query", &["query", "search_query", "s2p_query"]),
-    ("search_query", &["query", "search_query", "s2p_query"]),
-    ("document", &["document", "passage", "search_document"]),
-    ("passage", &["document", "passage", "search_document"]),
-    ("search_document", &["document", "passage", "search_document"]),
-];
+/// Names of a model's prompt for queries. Each is a kind of input in some API, too.
+const QUERY: [&str; 3] = ["query", "search_query", "s2p_query"];
+/// Names of a model's prompt for documents.
+const DOCUMENT: [&str; 4] = ["document", "passage", "search_document", "corpus"];
 
 /// The handler.
 pub(crate) async fn create(request: Incoming<EmbeddingsRequest>) -> Result<Response, ApiError> {
@@ -49,17 +46,20 @@ pub(crate) async fn create(request: Incoming<EmbeddingsRequest>) -> Result<Respo
     .await
 }
 
-/// The handler of `POST /pooling`: the same vectors, in vLLM's form.
+/// The handler of `POST /pooling`: the same vectors, in vLLM's form. That of a model for
+/// classification has a score for each label.
 pub(crate) async fn pool(request: Incoming<EmbeddingsRequest>) -> Result<Response, ApiError> {
+    let info = request.context.app.engine.model_info();
+    if info.embedding.is_none() && info.scores.is_some() {
+        return scores::pool(request).await;
+    }
     respond(request, |Computed { model, embeddings }, usage, format| {
         let data = embeddings.into_iter().enumerate().map(|(index, embedding)| PooledVector {
             index,
             object: "pooling",
             data: vector(embedding.values, format),
         });
-        let (id, data) = (format!("pool-{}", request_id::fresh()), data.collect());
-        let list = ScoreList { id, object: "list", created: unix_seconds(), model, data, usage };
-        Json(list).into_response()
+        scores::list("pool", model, data.collect(), usage)
     })
     .await
 }
@@ -99,6 +99,7 @@ pub(crate) async fn compute(
     let prompts = request.input.into_prompts();
     let count = prompts.len();
     inputs.check_count(count, MAX_INPUTS.min(MAX_VALUES / size.max(1)).max(1))?;
+    own_tokens::check(&app, &prompts, is_list).await?;
     let most = truncation(&app, request.truncate_prompt_tokens);
     let input = |prompt: Prompt| {
         let prompt = match prompt {
@@ -113,18 +114,8 @@ pub(crate) async fn compute(
     drop(held);
     let salt = caller.tenant.salt(request.cache_salt.as_deref());
     let priority = app.priority.of(request.priority);
-    let prompt = |tokens| {
-        let prompt = Request::tokens(tokens).priority(priority);
-        let prompt = caller.sign(prompt);
-        let prompt = match &adapter {
-            Some(adapter) => prompt.adapter(adapter),
-            None => prompt,
-        };
-        match &salt {
-            Some(salt) => prompt.cache_salt(salt.clone()),
-            None => prompt,
-        }
-    };
+    let prompt =
+        |tokens| pooled::request(&caller, tokens, adapter.as_deref(), salt.as_deref(), priority);
     let prompts = tokens.into_iter().map(prompt).collect();
     let dimensions = request.dimensions;
     let embed = |app: Arc<App>, prompt| async move { app.engine.embed(prompt, dimensions).await };
@@ -154,13 +145,13 @@ fn prompt(
             .ok_or_else(|| ApiError::expected("prompt_name", &names(), &json!(name)));
     }
     if let Some(kind) = input_type {
-        let known = INPUT_TYPES.iter().find(|(name, _)| *name == kind);
-        let own = [kind];
-        let candidates = known.map_or(&own[..], |(_, names)| names);
-        let prompt = candidates.iter().find_map(|name| prompts.named.get(*name));
-        return prompt
-            .cloned()
-            .ok_or_else(|| ApiError::expected("input_type", &names(), &json!(kind)));
+        let first = |names: &[&str]| names.iter().find_map(|name| prompts.named.get(*name));
+        let of_kind = [&QUERY[..], &DOCUMENT].into_iter().find(|names| names.contains(&kind));
+        let prompt = first(&[kind]).or_else(|| first(of_kind?)).cloned();
+        // Documents of some models have no prompt, as those of snowflake-arctic-embed.
+        let is_plain = DOCUMENT.contains(&kind) && first(&QUERY).is_some();
+        let prompt = prompt.or_else(|| is_plain.then(String::new));
+        return prompt.ok_or_else(|| ApiError::expected("input_type", &names(), &json!(kind)));
     }
     let default = prompts.default.as_ref().and_then(|name| prompts.named.get(name));
     Ok(default.cloned().unwrap_or_default())
@@ -188,7 +179,7 @@ fn usage(embeddings: &[Embedding], hides_cached_tokens: bool) -> api::Embeddings
 }
 
 /// The values in a format.
-fn vector(values: Vec<f32>, format: EncodingFormat) -> api::Vector {
+pub(crate) fn vector(values: Vec<f32>, format: EncodingFormat) -> api::Vector {
     match format {
         EncodingFormat::Float => api::Vector::Float(values),
         EncodingFormat::Base64 => api::Vector::Base64(base64(&values)),

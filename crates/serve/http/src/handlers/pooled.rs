@@ -19,13 +19,31 @@ use crate::wire::error::ApiError;
 const INPUTS_AT_ONCE: u32 = 64;
 
 /// Maximum number of tokens of all inputs of a request together.
-const MAX_TOKENS: usize = 1 << 20;
+pub(crate) const MAX_TOKENS: usize = 1 << 20;
+
+/// The engine's request for the tokens of a client's prompt.
+pub(crate) fn request(
+    caller: &Caller,
+    tokens: Vec<u32>,
+    adapter: Option<&str>,
+    salt: Option<&str>,
+    priority: i32,
+) -> Request {
+    let mut request = caller.sign(Request::tokens(tokens).priority(priority));
+    if let Some(adapter) = adapter {
+        request = request.adapter(adapter);
+    }
+    match salt {
+        Some(salt) => request.cache_salt(salt),
+        None => request,
+    }
+}
 
 /// The common data of the inputs of one request.
 pub(crate) struct Inputs {
     pub(crate) app: Arc<App>,
     /// The client in whose share texts are tokenized.
-    client: Option<Arc<str>>,
+    pub(crate) client: Option<Arc<str>>,
     deadline: Deadline,
     /// One permit for each input that is in the engine.
     permits: Semaphore,

@@ -1,5 +1,7 @@
-//! The handlers of `POST /v1/rerank`, `/score` and `/classify`.
+//! The handlers of `POST /v1/rerank`, `/score`, `/classify` and `/generative_scoring`, and of
+//! `/pooling` for models that compute scores.
 
+mod generative;
 mod labels;
 
 use std::sync::Arc;
@@ -8,18 +10,22 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use stolon::{Error, Request, ScoreConfig, Scores};
 
-use crate::api::embeddings::{EmbeddingsUsage, MAX_INPUTS};
+use crate::api::completions::PromptInput;
+use crate::api::embeddings::{EmbeddingsRequest, EmbeddingsUsage, MAX_INPUTS, PooledVector};
 use crate::api::options::Truncation;
 use crate::api::scores::{
     Classified, ClassifyRequest, Document, DocumentText, PairScore, RerankRequest, RerankResult,
     Reranked, ScoreList, ScoreRequest, ScoringOptions, Texts,
 };
 use crate::handlers::app::App;
+use crate::handlers::completions::engine_request;
 use crate::handlers::context::{Incoming, RequestContext};
-use crate::handlers::embeddings::truncation;
+use crate::handlers::embeddings::{truncation, vector};
 use crate::handlers::pooled::Inputs;
 use crate::wire::error::ApiError;
 use crate::wire::{request_id, unix_seconds};
+
+pub(crate) use generative::score as generative;
 
 /// Maximum size of all pairs of a request in bytes. A text counts in every pair that has it, because
 /// each pair is tokenized as a whole.
@@ -32,9 +38,11 @@ pub(crate) async fn rerank(
     let app = Arc::clone(&context.app);
     check_labels(&app, true)?;
     let documents: Vec<String> = request.documents.into_iter().map(Document::into_text).collect();
-    let query = request.query;
-    check_bytes("documents", documents.iter().map(|document| query.len() + document.len()))?;
-    let pairs = documents.iter().map(|document| Request::pair(query.clone(), document.clone()));
+    let (query, instruction) = (request.query, Instruction::new(request.instruction));
+    let start = query.len() + instruction.len();
+    check_bytes("documents", documents.iter().map(|document| start + document.len()))?;
+    let pair = |document: &String| instruction.of(Request::pair(query.clone(), document.clone()));
+    let pairs = documents.iter().map(pair);
     let mut options = request.options;
     // A document that is too long would make the whole request fail.
     options.truncate_prompt_tokens.get_or_insert(Truncation::Context);
@@ -71,10 +79,13 @@ pub(crate) async fn score(
     }
     let one = first.len() == 1;
     let first = |index: usize| &first[if one { 0 } else { index }];
-    let sizes = second.iter().enumerate().map(|(index, second)| first(index).len() + second.len());
-    check_bytes("text_2", sizes)?;
+    let instruction = Instruction::new(request.instruction);
+    let size =
+        |(index, second): (usize, &String)| first(index).len() + second.len() + instruction.len();
+    check_bytes("text_2", second.iter().enumerate().map(size))?;
     let pairs = second.into_iter().enumerate();
-    let pairs = pairs.map(|(index, second)| Request::pair(first(index).clone(), second));
+    let pairs =
+        pairs.map(|(index, second)| instruction.of(Request::pair(first(index).clone(), second)));
     let asked = Asked { param: "text_2", is_list, options: request.options };
     let (model, scores) = scores(context, asked, pairs.collect()).await?;
     let score = |(index, scores): (usize, &Scores)| PairScore {
@@ -113,11 +124,64 @@ pub(crate) async fn classify(
     Ok(list("classify", model, data, usage(&scores)))
 }
 
+/// The scores of texts, in the form of vectors. Only the options that concern scores are allowed.
+pub(crate) async fn pool(
+    Incoming { body: request, context }: Incoming<EmbeddingsRequest>,
+) -> Result<Response, ApiError> {
+    check_labels(&context.app, false)?;
+    let unused = [
+        ("dimensions", request.dimensions.is_some()),
+        ("prompt_name", request.prompt_name.is_some()),
+        ("input_type", request.input_type.is_some()),
+        ("cache_salt", request.cache_salt.is_some()),
+    ];
+    if let Some((name, _)) = unused.into_iter().find(|(_, is_set)| *is_set) {
+        let message =
+            format!("`{name}`: expected none, because the model computes scores, got a value");
+        return Err(ApiError::invalid(Some(name), message));
+    }
+    let is_list = matches!(request.input, PromptInput::Texts(_) | PromptInput::TokenLists(_));
+    let texts = request.input.into_prompts().into_iter().map(engine_request).collect();
+    let EmbeddingsRequest { model, truncate_prompt_tokens, priority, .. } = request;
+    let options = ScoringOptions { model, truncate_prompt_tokens, priority };
+    let (model, scores) =
+        scores(context, Asked { param: "input", is_list, options }, texts).await?;
+    let (usage, format) = (usage(&scores), request.encoding_format.unwrap_or_default());
+    let data = scores.into_iter().enumerate().map(|(index, scores)| PooledVector {
+        index,
+        object: "pooling",
+        data: vector(scores.values, format),
+    });
+    Ok(list("pool", model, data.collect(), usage))
+}
+
 /// The label with the largest score.
 fn classified(index: usize, labels: &[String], probs: Vec<f32>) -> Classified {
     let best = probs.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
     let label = best.and_then(|(best, _)| labels.get(best)).cloned().unwrap_or_default();
     Classified { index, label, probs, num_classes: labels.len() }
+}
+
+/// The task by which a model judges all pairs of a request.
+struct Instruction(Option<Arc<str>>);
+
+impl Instruction {
+    fn new(instruction: Option<String>) -> Self {
+        Self(instruction.map(Into::into))
+    }
+
+    /// Its size in bytes.
+    fn len(&self) -> usize {
+        self.0.as_ref().map_or(0, |instruction| instruction.len())
+    }
+
+    /// The request with the instruction.
+    fn of(&self, request: Request) -> Request {
+        match &self.0 {
+            Some(instruction) => request.instruction(Arc::clone(instruction)),
+            None => request,
+        }
+    }
 }
 
 /// What the requests of all routes have.
@@ -177,7 +241,8 @@ fn usage(scores: &[Scores]) -> EmbeddingsUsage {
     EmbeddingsUsage { prompt_tokens, total_tokens: prompt_tokens, prompt_tokens_details: None }
 }
 
-fn list<T: serde::Serialize>(
+/// A reply in vLLM's form, whose id begins with `id`.
+pub(crate) fn list<T: serde::Serialize>(
     id: &str,
     model: String,
     data: Vec<T>,

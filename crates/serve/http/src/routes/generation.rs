@@ -9,7 +9,8 @@ use crate::api::llama_cpp::{InfillEvent, InfillReply, InfillRequest};
 use crate::api::messages::{MessageEvent, MessageReply, MessagesRequest, TokenCount};
 use crate::api::responses::{Response, ResponseDeleted, ResponseEvent, ResponsesRequest};
 use crate::api::scores::{
-    Classified, ClassifyRequest, PairScore, RerankRequest, Reranked, ScoreList, ScoreRequest,
+    Classified, ClassifyRequest, GenerativeScoringRequest, PairScore, RerankRequest, Reranked,
+    ScoreList, ScoreRequest,
 };
 use crate::api::skills::{
     BoxesReply, CaptionRequest, PointsReply, QueryRequest, RegionsRequest, SkillChunk, SkillReply,
@@ -72,7 +73,7 @@ pub(super) fn group() -> Group {
             .traced_as("embeddings")
             .fails(&[404, 409]),
         post("/pooling", Client, embeddings::pool)
-            .described("pool", "The vectors of texts, in vLLM's form")
+            .described("pool", "The vectors or scores of texts, in vLLM's form")
             .takes::<EmbeddingsRequest>()
             .replies::<ScoreList<PooledVector>>()
             .generates()
@@ -103,7 +104,7 @@ pub(super) fn group() -> Group {
 }
 
 /// The rows of models that compute scores.
-fn scoring() -> [Route; 7] {
+fn scoring() -> [Route; 8] {
     let rerank = |path, id| {
         post(path, Client, scores::rerank)
             .described(id, "Rank documents for a query, in Jina's and Cohere's form")
@@ -139,6 +140,13 @@ fn scoring() -> [Route; 7] {
         score("/score", "scoreWithoutVersion"),
         classify("/v1/classify", "classify"),
         classify("/classify", "classifyWithoutVersion"),
+        post("/generative_scoring", Client, scores::generative)
+            .described("generativeScoring", "Score texts by the next token, in vLLM's form")
+            .takes::<GenerativeScoringRequest>()
+            .replies::<ScoreList<PairScore>>()
+            .generates()
+            .traced_as("score")
+            .fails(&[404, 409]),
     ]
 }
 

@@ -25,7 +25,9 @@ use crate::api::ollama::{
 };
 use crate::api::options::{ChoiceOptions, GenerationOptions};
 use crate::api::responses::{InputMessage, ResponsesRequest, TypedItem};
-use crate::api::scores::{ClassifyRequest, RerankRequest, ScoreRequest, ScoringOptions};
+use crate::api::scores::{
+    ClassifyRequest, GenerativeScoringRequest, RerankRequest, ScoreRequest, ScoringOptions,
+};
 use crate::api::sessions::{
     ForkSession, OpenSession, RewindSession, SglangCloseSession, SglangOpenSession,
 };
@@ -136,6 +138,7 @@ request_body!(EmbeddingsRequest, Embeddings);
 request_body!(RerankRequest, Embeddings, ScoringOptions);
 request_body!(ScoreRequest, Embeddings, ScoringOptions);
 request_body!(ClassifyRequest, Embeddings, ScoringOptions);
+request_body!(GenerativeScoringRequest, Embeddings, ScoringOptions);
 request_body!(QueryRequest, None, SkillOptions);
 request_body!(CaptionRequest, None, SkillOptions);
 request_body!(RegionsRequest, None);

@@ -8,6 +8,9 @@ use stolon_http::Tenants;
 
 use crate::support::{EMBEDDING, Server, api_keys};
 
+/// The token that the tokenizer of the fixture puts after every text.
+const END: u32 = 256;
+
 fn expected() -> Vec<Value> {
     let text = std::fs::read_to_string(format!("{EMBEDDING}/expected.json")).expect("a fixture");
     serde_json::from_str(&text).expect("JSON")
@@ -118,11 +121,13 @@ async fn wrong_inputs_are_refused_by_their_index() {
         (json!({"input": null}), "input", "a string"),
         (json!({"input": ""}), "input", "empty"),
         (json!({"input": ["a", ""]}), "input[1]", "empty"),
-        (json!({"input": [[1], []]}), "input[1]", "empty"),
+        (json!({"input": [[1, END], []]}), "input[1]", "empty"),
         (json!({"input": ["a", 1]}), "input", "a string"),
         (json!({"input": long}), "input", "301"),
         (json!({"input": ["a", "b", long]}), "input[2]", "256"),
-        (json!({"input": [[1, 2], [300]]}), "input[1]", "300"),
+        (json!({"input": [[1, END], [300, END]]}), "input[1]", "300"),
+        (json!({"input": [[1, END], [1, 2]]}), "input[1]", "check_embedding_ctx_length"),
+        (json!({"input": [1, 2]}), "input", "own tokenizer"),
         (json!({"input": [-1]}), "input", "a string"),
         (json!({"input": "a", "encoding_format": "int8"}), "encoding_format", "base64"),
         (json!({"input": "a", "dimensions": 0}), "dimensions", "1"),
@@ -142,6 +147,38 @@ async fn wrong_inputs_are_refused_by_their_index() {
     assert_eq!(status, 404);
     let stats = server.get("/admin/stats").await.1;
     assert_eq!(stats["stats"]["computed_tokens"], 0, "{stats}");
+}
+
+/// Goal: a prompt for queries alone is put before queries, under each name that clients have for them,
+/// and nothing before documents, as in sentence-transformers.
+#[tokio::test]
+async fn documents_need_no_prompt_next_to_one_for_queries() {
+    let copy = tempfile::tempdir().expect("a folder");
+    std::fs::create_dir(copy.path().join("1_Pooling")).expect("a folder");
+    let pooling = "1_Pooling/config.json";
+    for name in ["config.json", "model.safetensors", "modules.json", "tokenizer.json", pooling] {
+        std::fs::copy(format!("{EMBEDDING}/{name}"), copy.path().join(name)).expect(name);
+    }
+    let prompts = r#"{"prompts": {"query": "find: "}}"#;
+    std::fs::write(copy.path().join("config_sentence_transformers.json"), prompts).expect("a file");
+    let server = Server::start(copy.path().to_str().expect("a path"));
+    let embed = async |text: &str, kind: Option<&str>| {
+        let body = json!({"input": text, "input_type": kind});
+        server.ok("/v1/embeddings", body).await["data"][0]["embedding"].clone()
+    };
+    let (plain, asked) = (embed("x", None).await, embed("find: x", None).await);
+    assert_ne!(plain, asked);
+    for (kind, expected) in [
+        ("query", &asked),
+        ("search_query", &asked),
+        ("document", &plain),
+        ("passage", &plain),
+        ("search_document", &plain),
+    ] {
+        assert_eq!(&embed("x", Some(kind)).await, expected, "{kind}");
+    }
+    let body = json!({"input": "x", "input_type": "clustering"});
+    assert_eq!(server.post("/v1/embeddings", body).await.0, 400);
 }
 
 /// Goal: each kind of model refuses requests that it is not meant for, and says what was expected.

@@ -85,6 +85,122 @@ async fn vectors_in_the_form_of_vllm_are_the_same() {
     }
 }
 
+/// Goal: `/pooling` has the scores of models that compute no vectors, for texts and token ids, and
+/// refuses what concerns vectors.
+#[tokio::test]
+async fn scores_in_the_form_of_vllm_are_those_of_classify() {
+    for name in ["mpnet_classifier", "bert_reranker"] {
+        let server = start(name);
+        let texts = json!(["the stem", "x"]);
+        let classes = server.ok("/classify", json!({"input": texts})).await;
+        let reply = server.ok("/pooling", json!({"input": texts})).await;
+        assert!(reply["id"].as_str().is_some_and(|id| id.starts_with("pool-")), "{reply}");
+        assert_eq!(reply["usage"], classes["usage"]);
+        for index in 0..2 {
+            let entry = &reply["data"][index];
+            assert_eq!((&entry["index"], &entry["object"]), (&json!(index), &json!("pooling")));
+            assert_eq!(entry["data"], classes["data"][index]["probs"]);
+            assert!(!entry["data"].is_null());
+        }
+        let one = json!({"input": "x", "encoding_format": "base64"});
+        assert!(server.ok("/pooling", one).await["data"][0]["data"].is_string());
+        for (body, param) in [
+            (json!({"input": "x", "dimensions": 1}), "dimensions"),
+            (json!({"input": "x", "prompt_name": "query"}), "prompt_name"),
+            (json!({"input": []}), "input"),
+        ] {
+            let (status, reply) = server.post("/pooling", body.clone()).await;
+            assert_eq!((status, &reply["error"]["param"]), (400, &json!(param)), "{body}: {reply}");
+        }
+    }
+}
+
+/// Goal: an instruction changes the scores of a language model that answers yes or no, on every route
+/// and alike, and other models refuse it.
+#[tokio::test]
+async fn instructions_reach_the_template() {
+    let server = start("qwen3_judge");
+    let rerank = |instruction: Option<&str>| json!({"query": "a", "documents": ["b"], "instruction": instruction});
+    let score = async |instruction| {
+        server.ok("/v1/rerank", rerank(instruction)).await["results"][0]["relevance_score"].clone()
+    };
+    let (plain, told) = (score(None).await, score(Some("Find stems")).await);
+    assert_ne!(plain, told);
+    let published = "Given a web search query, retrieve relevant passages that answer the query";
+    assert_eq!(score(Some(published)).await, plain);
+    let body = json!({"text_1": "a", "text_2": "b", "instruction": "Find stems"});
+    assert_eq!(server.ok("/score", body.clone()).await["data"][0]["score"], told);
+    let (status, reply) = start("bert_reranker").post("/score", body).await;
+    assert_eq!((status, &reply["error"]["param"]), (400, &json!("instruction")), "{reply}");
+}
+
+/// Goal: items have the probability of the first label's token after query and item, in both orders,
+/// as texts and as token ids, divided by the sum of the labels' or not, cached or not.
+#[tokio::test]
+async fn items_are_scored_by_the_next_token() {
+    let server = Server::start("demo");
+    let cold = Server::with("demo", |engine, _| engine.prefix_caching(false));
+    let tokens = async |text: &str, special: bool| {
+        let body = json!({"prompt": text, "add_special_tokens": special});
+        cold.ok("/tokenize", body).await["tokens"].clone()
+    };
+    let logprob = async |prompt: &Value, label: &Value| {
+        let prompt = [prompt.as_array().expect("ids").clone(), vec![label.clone()]].concat();
+        let body = json!({"prompt": prompt, "echo": true, "max_tokens": 0, "logprobs": 0});
+        let reply = cold.ok("/v1/completions", body).await;
+        let all = reply["choices"][0]["logprobs"]["token_logprobs"].clone();
+        all.as_array().and_then(|all| all.last()).and_then(Value::as_f64).expect("a number")
+    };
+    let (query, item) = ("The lamp of the tower is", " lit every evening by the");
+    let labels = json!([tokens(" keeper", false).await[0], tokens(" sea", false).await[0]]);
+    let ids = |first: &Value, second: &Value| {
+        json!(
+            [first.as_array().expect("ids").clone(), second.as_array().expect("ids").clone()]
+                .concat()
+        )
+    };
+    let own = tokens(query, true).await;
+    let others = tokens(item, false).await;
+    for (item_first, prompt) in [(false, ids(&own, &others)), (true, ids(&others, &own))] {
+        let mut expected = [0.0; 2];
+        for (index, expected) in expected.iter_mut().enumerate() {
+            *expected = logprob(&prompt, &labels[index]).await.exp();
+        }
+        for softmax in [None, Some(true), Some(false)] {
+            let whole = if softmax == Some(false) { 1.0 } else { expected[0] + expected[1] };
+            for (query, items) in [(json!(query), json!([item])), (own.clone(), json!([others]))] {
+                let body = json!({"query": query, "items": items, "label_token_ids": labels,
+                                  "item_first": item_first, "apply_softmax": softmax});
+                let reply = server.ok("/generative_scoring", body.clone()).await;
+                let got = reply["data"][0]["score"].as_f64().expect("a number");
+                assert!((got - expected[0] / whole).abs() < 1e-5, "{body}: {got}");
+                assert_eq!(reply["data"][0]["object"], "score");
+                let alone = cold.ok("/generative_scoring", body).await;
+                assert_eq!(alone["data"], reply["data"]);
+                assert_eq!(alone["usage"], reply["usage"]);
+            }
+        }
+    }
+    for (body, param) in [
+        (json!({"query": "a", "items": ["b"]}), "label_token_ids"),
+        (json!({"query": "a", "items": ["b"], "label_token_ids": []}), "label_token_ids"),
+        (json!({"query": "a", "items": ["b"], "label_token_ids": [1 << 30]}), "label_token_ids"),
+        (json!({"query": "a", "items": ["b"], "label_token_ids": vec![1; 129]}), "label_token_ids"),
+        (
+            json!({"query": "a", "items": vec!["b"; 100], "label_token_ids": vec![1; 100]}),
+            "label_token_ids",
+        ),
+        (json!({"query": "a", "items": "b", "label_token_ids": [1]}), "items"),
+        (json!({"query": "a", "items": [], "label_token_ids": [1]}), "items"),
+        (json!({"query": ["a"], "items": ["b"], "label_token_ids": [1]}), "query"),
+        (json!({"query": vec![1; 4096], "items": vec!["b"; 512], "label_token_ids": [1]}), "query"),
+    ] {
+        let (status, reply) = server.post("/generative_scoring", body.clone()).await;
+        assert_eq!((status, &reply["error"]["param"]), (400, &json!(param)), "{reply}");
+    }
+    server.settled_audit().await;
+}
+
 /// Goal: what a text encoder cannot do is refused with the reason.
 #[tokio::test]
 async fn encoders_refuse_what_they_are_not_meant_for() {
@@ -100,6 +216,8 @@ async fn encoders_refuse_what_they_are_not_meant_for() {
     }
     let chat = json!({"messages": [{"role": "user", "content": "a"}]});
     assert_eq!(server.post("/v1/chat/completions", chat).await.0, 400);
+    let generative = json!({"query": "a", "items": ["b"], "label_token_ids": [1]});
+    assert_eq!(server.post("/generative_scoring", generative).await.0, 400);
     let server = start("bert_reranker");
     for (path, body) in
         [("/v1/embeddings", json!({"input": "a"})), ("/v1/completions", json!({"prompt": "a"}))]

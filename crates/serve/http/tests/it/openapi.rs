@@ -67,6 +67,7 @@ async fn replies_are_as_described() {
         ("/score", json!({"text_1": text, "text_2": text})),
         ("/v1/classify", json!({"input": text})),
         ("/classify", json!({"input": text})),
+        ("/generative_scoring", json!({"query": text, "items": [text], "label_token_ids": [1]})),
         // Successful replies are compared in `skills_api.rs`.
         ("/v1/query", json!({"question": text})),
         ("/v1/caption", json!({"image_url": "data:image/png;base64,"})),
@@ -187,6 +188,11 @@ async fn scores_are_as_described() {
         (&reranker, "/score", json!({"text_1": "a stem", "text_2": ["the stem", "x"]})),
         (&classifier, "/classify", json!({"input": ["the stem", "the ground"]})),
         (&judge, "/classify", json!({"input": "the stem", "labels": ["Yes", "No"]})),
+        (
+            &judge,
+            "/generative_scoring",
+            json!({"query": "a", "items": ["b"], "label_token_ids": [1]}),
+        ),
     ] {
         let (status, reply) = server.post(path, body).await;
         assert_eq!(status, 200, "{reply}");
@@ -201,7 +207,7 @@ async fn vectors_are_as_described() {
     let (_, description) = server.get("/openapi.json").await;
     for (body, expected) in [
         (json!({"input": "x"}), 200),
-        (json!({"input": [[1], [2, 3]], "encoding_format": "base64"}), 200),
+        (json!({"input": [[1, 256], [2, 3, 256]], "encoding_format": "base64"}), 200),
         (json!({"input": ["x", ""]}), 400),
     ] {
         for path in ["/v1/embeddings", "/pooling"] {

@@ -20,7 +20,16 @@ from ._options import (
     request_of,
     to_json,
 )
-from ._types import Completion, Embedding, Pin, SessionInfo, Token, completion_of, token_of
+from ._types import (
+    Completion,
+    Embedding,
+    Pin,
+    Ranked,
+    SessionInfo,
+    Token,
+    completion_of,
+    token_of,
+)
 
 __all__ = ["Cache", "Engine", "Session", "Sessions", "Stream"]
 
@@ -135,7 +144,7 @@ class Engine(_OfOneProcess):
             rows = self._native.complete(to_json(requests), images, bar.update)
         return [completion_of(row) for row in rows]
 
-    # ---- embeddings and tokens ----
+    # ---- embeddings, scores and tokens ----
 
     @overload
     def embed(self, texts: str, *, dimensions: int | None = ...) -> Embedding: ...
@@ -152,6 +161,42 @@ class Engine(_OfOneProcess):
         requests = [request_of("embed", text, {})[0] for text in ([texts] if one else texts)]
         embeddings = [Embedding(*row) for row in self._native.embed(to_json(requests), dimensions)]
         return embeddings[0] if one else embeddings
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, instruction: str | None = None
+    ) -> list[Ranked]:
+        """Scores documents for a query, and returns them with the best one first. Documents that
+        are too long are cut. ``instruction`` is the task by which a language model judges."""
+        _check_list("documents", documents, "strings")
+        rows = self._native.rerank(query, list(documents), instruction)
+        return [Ranked(*row) for row in rows]
+
+    @overload
+    def classify(
+        self, prompts: str | Sequence[Message], labels: Sequence[str] | None = ...
+    ) -> dict[str, float]: ...
+    @overload
+    def classify(
+        self, prompts: _Texts | Sequence[Sequence[Message]], labels: Sequence[str] | None = ...
+    ) -> list[dict[str, float]]: ...
+    def classify(
+        self, prompts: Any, labels: Sequence[str] | None = None
+    ) -> dict[str, float] | list[dict[str, float]]:
+        """The probability of each label for a text or a conversation, or for each one of a list.
+
+        With ``labels``, that of each answer of a language model, divided by the sum of all; each
+        label begins as the model's answer does. Without, those of a model for classification.
+        """
+        if labels is not None:
+            _check_list("labels", labels, "strings")
+        one = isinstance(prompts, str)
+        if not one:
+            _check_list("prompts", prompts, "texts, of messages, or of conversations")
+            one = bool(prompts) and hasattr(prompts[0], "keys")
+        requests = [request_of("classify", text, {})[0] for text in ([prompts] if one else prompts)]
+        rows = self._native.classify(to_json(requests), None if labels is None else list(labels))
+        found = [dict(row) for row in rows]
+        return found[0] if one else found
 
     def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
         """The token ids of a text, with the special tokens that begin a prompt."""

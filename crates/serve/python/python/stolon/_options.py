@@ -76,6 +76,12 @@ class EngineOptions(TypedDict, total=False):
     pooling: Literal["last", "mean"]
     """How embeddings are made, for a model whose files do not say it."""
     prefix_caching: bool
+    rerank_template: str
+    """The prompt of a reranker that answers with a token: a text with ``{query}`` and, after it,
+    ``{document}``, and maybe ``{instruction}`` before both."""
+    rerank_tokens: Sequence[str]
+    """The answer of a language model that raises the score of a document, and the one that lowers
+    it: ``["yes", "no"]`` for Qwen3-Reranker."""
     session_budget: int
     session_ttl: float
     step_timeout: float

@@ -129,6 +129,18 @@ class Embedding:
 
 
 @dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document and its score for a query."""
+
+    index: int
+    """Index of the document."""
+    score: float
+    """How well it answers the query; more is better."""
+    prompt_tokens: int
+    """Number of tokens of the query and the document together."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pin:
     """A prefix that is protected from eviction."""
 

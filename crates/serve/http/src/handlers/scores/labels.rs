@@ -75,10 +75,13 @@ pub(super) async fn classify(
     let scores = inputs.compute(prompts.collect(), score).await?;
     let data = scores.iter().map(LabelScores::probabilities).enumerate();
     let data = data.map(|(index, probs)| classified(index, &labels, probs)).collect();
+    Ok(list("classify", model, data, usage(&scores)))
+}
+
+/// The numbers of tokens of all prompts.
+pub(super) fn usage(scores: &[LabelScores]) -> EmbeddingsUsage {
     let prompt_tokens = scores.iter().map(|scores| scores.prompt_tokens).sum();
-    let usage =
-        EmbeddingsUsage { prompt_tokens, total_tokens: prompt_tokens, prompt_tokens_details: None };
-    Ok(list("classify", model, data, usage))
+    EmbeddingsUsage { prompt_tokens, total_tokens: prompt_tokens, prompt_tokens_details: None }
 }
 
 /// Checks the labels of this number of texts.
@@ -96,12 +99,21 @@ fn check_labels(labels: &[String], texts: usize) -> Result<(), ApiError> {
         );
         return Err(invalid(message));
     }
-    let paths = labels.len().saturating_mul(texts);
-    if paths > MAX_PATHS {
-        let message = format!(
-            "`labels`: expected at most {MAX_PATHS} labels of all texts together, got {paths}"
-        );
-        return Err(invalid(message));
+    check_paths("labels", labels.len(), texts)
+}
+
+/// Refuses more labels of all texts together than [`MAX_PATHS`].
+pub(super) fn check_paths(
+    param: &'static str,
+    labels: usize,
+    texts: usize,
+) -> Result<(), ApiError> {
+    let paths = labels.saturating_mul(texts);
+    if paths <= MAX_PATHS {
+        return Ok(());
     }
-    Ok(())
+    let message = format!(
+        "`{param}`: expected at most {MAX_PATHS} labels of all texts together, got {paths}"
+    );
+    Err(ApiError::invalid(Some(param), message).code("invalid_value"))
 }
