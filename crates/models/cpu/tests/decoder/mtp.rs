@@ -6,15 +6,21 @@ use std::sync::Arc;
 
 use safetensors::SafeTensors;
 use stolon_backend::{Backend, BackendError, DraftTask, LogitRows, SequenceSlice, StepBatch};
-use stolon_checkpoint::{KvBudget, KvType, LoadOptions, LoadedModel, ModelSource, load};
+use stolon_checkpoint::{
+    KvBudget, KvType, LoadOptions, LoadedModel, ModelSource, TensorType, load,
+};
 use stolon_cpu::{CpuBackend, CpuOptions};
 use stolon_kvcache::BlockId;
 
 use super::fixture::{self, difference};
+use crate::gguf_model::gguf_with_head;
 use crate::suite::run;
 
 /// The fixture with a dense head.
 const NAME: &str = "mtp/qwen3_5";
+
+/// All fixtures with a head.
+const NAMES: [&str; 2] = [NAME, "mtp/qwen3_5_moe"];
 
 /// Number of guesses of the fixture.
 const GUESSES: usize = 4;
@@ -91,18 +97,60 @@ fn bits(rows: &[Vec<f32>]) -> Vec<u32> {
 /// that follow other guesses.
 #[test]
 fn guesses_equal_those_of_the_published_head() {
-    for name in [NAME, "mtp/qwen3_5_moe"] {
+    for name in NAMES {
         let (tokens, expected) = expected(name);
         assert_eq!(expected.len(), GUESSES);
-        let mut backend = backend_of(model(name, true), 16, 1, KvType::F32);
-        let table = run::table(5, tokens.len() + GUESSES, 16);
-        run::rows(&mut backend, &tokens[..tokens.len() - 1], 0, usize::MAX / 2, &table);
-        let rows = guesses(&mut backend, &tokens, &table, GUESSES);
+        let rows = guesses_after(model(name, true), &tokens);
         assert_eq!(rows.len(), GUESSES);
         for (guess, (row, expected)) in rows.iter().zip(&expected).enumerate() {
             let difference = difference(row, expected);
             assert!(difference < 1e-3, "{name}, guess {guess}: {difference} standard deviations");
         }
+    }
+}
+
+/// The logits of guesses after the model has computed `tokens`.
+fn guesses_after(model: LoadedModel, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let mut backend = backend_of(model, 16, 1, KvType::F32);
+    let table = run::table(5, tokens.len() + GUESSES, 16);
+    run::rows(&mut backend, &tokens[..tokens.len() - 1], 0, usize::MAX / 2, &table);
+    guesses(&mut backend, tokens, &table, GUESSES)
+}
+
+/// The model `name` as a GGUF file in `directory`, with its head.
+fn write_gguf(name: &str, directory: &std::path::Path) -> ModelSource {
+    let LoadedModel { config, weights, mtp, .. } = model(name, true);
+    let head = mtp.expect("a head");
+    let head = (&head.config, &head.weights);
+    let file = gguf_with_head((&config, &weights), head, TensorType::F32);
+    let path = directory.join("model.gguf");
+    std::fs::write(&path, file.bytes()).expect("writable");
+    ModelSource::Gguf(path)
+}
+
+/// Goal: the head of a GGUF file has the logits of the published one, and those of the one in
+/// safetensors files bit for bit, if both read the same hidden states. Without its head, the file is
+/// the same model.
+#[test]
+fn heads_of_gguf_files_have_the_same_bits() {
+    for name in NAMES {
+        let directory = tempfile::tempdir().expect("a directory");
+        let source = write_gguf(name, directory.path());
+        let (tokens, expected) = expected(name);
+        let of = |mtp| {
+            load(&source, &LoadOptions { mtp, ..LoadOptions::default() }).expect("a valid model")
+        };
+        assert_eq!(of(true).config, of(false).config);
+        assert_eq!(of(true).config.layers.len(), model(name, false).config.layers.len());
+        assert!(of(false).mtp.is_none());
+        let rows = guesses_after(of(true), &tokens);
+        for (row, expected) in rows.iter().zip(&expected) {
+            let difference = difference(row, expected);
+            assert!(difference < 1e-3, "{name}: {difference} standard deviations");
+        }
+        let own = guesses_after(model(name, true), &tokens);
+        let mixed = LoadedModel { mtp: of(true).mtp, ..model(name, true) };
+        assert!(bits(&guesses_after(mixed, &tokens)) == bits(&own), "{name}");
     }
 }
 
