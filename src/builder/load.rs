@@ -232,6 +232,7 @@ fn load(
         generates,
         images,
         skills,
+        has_mtp: _,
         mtp,
     } = model;
     let is_replaced = template.is_some();

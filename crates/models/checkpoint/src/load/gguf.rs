@@ -25,6 +25,7 @@ pub(super) fn load(path: &Path, id: String, with_mtp: bool) -> Result<AnyModel, 
         return Ok(AnyModel::Encoder(Box::new(encoder)));
     }
     let (config, mut weights) = parse(&header, contents)?;
+    let has_mtp = header.has_mtp_head(&config);
     let mtp = match with_mtp {
         true => mtp::of_gguf(&header, &config, &weights)?,
         false => None,
@@ -48,6 +49,7 @@ pub(super) fn load(path: &Path, id: String, with_mtp: bool) -> Result<AnyModel, 
         generates: true,
         images: None,
         skills: None,
+        has_mtp,
         mtp,
     })))
 }
@@ -131,13 +133,17 @@ fn weights(
     contents: Vec<Bytes>,
 ) -> Result<Weights, ModelError> {
     let matrix = config::gguf::rank_matrix(header).map(|matrix| matrix.name);
-    header.weights(contents, |name| parts(config, name), |name| {
-        if matrix.as_deref() == Some(name) {
-            return matrix.clone();
-        }
-        config::gguf::tensor_name(config.architecture, name)
-            .filter(|name| !name.contains('*') || is_divided(config, name))
-    })
+    header.weights(
+        contents,
+        |name| parts(config, name),
+        |name| {
+            if matrix.as_deref() == Some(name) {
+                return matrix.clone();
+            }
+            config::gguf::tensor_name(config.architecture, name)
+                .filter(|name| !name.contains('*') || is_divided(config, name))
+        },
+    )
 }
 
 /// The number of tensors into which the stacked tensor `name` is divided.

@@ -19,26 +19,29 @@ pub struct MtpHead {
 pub(crate) fn no_head(id: &str) -> ModelError {
     ModelError::InvalidOption {
         name: "mtp".to_owned(),
-        expected: "a model whose files have a head for multi-token prediction (Qwen3-Next, Qwen3.5 \
-                   and Qwen3.6: tensors `mtp.*`, or `nextn.*` in GGUF files)"
-            .to_owned(),
+        expected:
+            "a model whose files have a head for multi-token prediction (Qwen3-Next, Qwen3.5, \
+                   Qwen3.6, GLM-4.5 to 4.7 or DeepSeek-V3; GGUF files have tensors `nextn.*`)"
+                .to_owned(),
         got: format!("`{id}`, which has none"),
     }
 }
 
-/// The head with the tensors `weights` ([`Weights::mtp_head`]) of a model in safetensors files, whose
-/// configuration is `config`.
+/// The head with the tensors `weights` ([`Weights::mtp_head`]) of a model in safetensors files,
+/// whose configuration is `config`.
 pub(crate) fn of_directory(
     mut weights: Weights,
     config: &ParsedConfig,
 ) -> Result<Option<MtpHead>, ModelError> {
     let Some(head) = config.decoder.mtp_head() else { return Ok(None) };
+    let is_qwen = config.decoder.delta_net().is_some();
     let config = ParsedConfig { decoder: head, ..config.clone() };
     directory::dequantize(&mut weights, &config)?;
     directory::arrange(&mut weights, &config)?;
     if weights.names().any(|name| name.starts_with("model.layers.1.")) {
-        let (file, key) = (directory::CONFIG, "mtp_num_hidden_layers");
-        return Err(ModelError::unsupported(file, key, "1 with `mtp`", "more"));
+        let key = if is_qwen { "mtp_num_hidden_layers" } else { "num_nextn_predict_layers" };
+        let file = format!("{}/{}", weights.origin(), directory::CONFIG);
+        return Err(ModelError::unsupported(&file, key, "1 with `mtp`", "more"));
     }
     checked(config.decoder, weights).map(Some)
 }

@@ -605,7 +605,8 @@ pub(crate) fn gguf_with_head(
         };
         file.tensors.push((format!("blk.{layer}.{name}"), shape, id, bytes));
     }
-    for (spec, name) in head.mtp_weights().tensors().into_iter().zip(["enorm", "hnorm", "eh_proj"]) {
+    for (spec, name) in head.mtp_weights().tensors().into_iter().zip(["enorm", "hnorm", "eh_proj"])
+    {
         let mut values = floats(head_weights, &spec.name, &spec.shape);
         if spec.role == TensorRole::Norm {
             values.iter_mut().for_each(|value| *value += head.norms.offset);
