@@ -588,6 +588,7 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
 
 /// The model as a GGUF file with matrices in `dtype`, and with its head for multi-token prediction,
 /// which has this configuration and these weights. The head is the layer after those of the model.
+#[allow(dead_code, reason = "for the tests of the CPU backend")]
 pub(crate) fn gguf_with_head(
     (config, weights): (&DecoderConfig, &Weights),
     (head, head_weights): (&DecoderConfig, &Weights),
