@@ -315,8 +315,17 @@ impl EngineBuilder {
             let make = self.into_factory(&config, sender)?;
             let handle = EngineHandle::start_with(make, config, runtime).await?;
             let missing = |_| EngineError::StartFailed { reason: "nothing was loaded".to_owned() };
-            let Loaded { id, text, sampling, embedding, generates, images, prompts, pooled } =
-                loaded.try_recv().map_err(missing)?;
+            let Loaded {
+                id,
+                text,
+                sampling,
+                embedding,
+                generates,
+                images,
+                prompts,
+                drafting,
+                pooled,
+            } = loaded.try_recv().map_err(missing)?;
             let (is_encoder, head, scores) = match pooled {
                 Some(PooledParts { is_encoder, head, scores }) => (is_encoder, Some(head), scores),
                 None => (false, None, None),
@@ -347,6 +356,7 @@ impl EngineBuilder {
                 reasons: text.skills.reason(),
                 regions: spec.regions,
                 image_token_id: images.image_token(),
+                drafting,
                 prefix_caching: handle.context().config.prefix_caching,
             };
             tracing::info!(

@@ -170,6 +170,7 @@ mod device;
 #[cfg(not(feature = "candle"))]
 #[path = "device/absent.rs"]
 mod device;
+mod drafting;
 mod embedding;
 mod engine;
 mod error;
@@ -235,6 +236,7 @@ pub use best::BestOf;
 pub use builder::{EngineBuilder, ModelArg};
 pub use cache_miss::{CacheMiss, LoggedMiss, MissCount, MissMessage, MissReason};
 pub use completion::Completion;
+pub use drafting::Drafting;
 pub use embedding::{Embedding, EmbeddingInfo};
 pub use engine::{Cache, Engine, LabelScores, Ranked, Scores, SessionOptions, Sessions};
 pub use error::Error;

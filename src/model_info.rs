@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::{EmbeddingInfo, Error, RegionBins, ScoreConfig, TextPrompts};
+use crate::{Drafting, EmbeddingInfo, Error, RegionBins, ScoreConfig, TextPrompts};
 
 /// The model that an engine runs, and the sizes of the engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -57,6 +57,8 @@ pub struct ModelInfo {
     /// The token that has the place of an image in the text of a prompt; `None` if the model takes
     /// no images, or if a custom backend takes them.
     pub image_token_id: Option<u32>,
+    /// What guesses tokens of answers, or could.
+    pub drafting: Drafting,
     /// Whether computed prefixes are cached and shared.
     pub prefix_caching: bool,
 }

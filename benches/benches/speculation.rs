@@ -1,7 +1,7 @@
 //! Tokens a second with and without proposed tokens, in one run by turns, for answers that copy and
 //! for prose, with 1, 4 and 16 sequences. Run it with `cargo bench -p stolon-benches --bench
 //! speculation`; `STOLON_BENCH_MODEL` sets another model (`random:PRESET`). With `-- drafts`, it measures
-//! a draft model instead.
+//! a draft model instead, and with `-- heads` a model's own head.
 //!
 //! The weights are random, so a processor that knows the answer chooses its tokens: a step takes the
 //! time that it takes with real weights, and proposals are as often right as with a model that gives
@@ -12,6 +12,8 @@
 
 #[path = "speculation/drafts.rs"]
 mod drafts;
+#[path = "speculation/heads.rs"]
+mod heads;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -136,6 +138,9 @@ fn main() {
     let runtime = Runtime::new().expect("a runtime");
     if std::env::args().any(|arg| arg == "drafts") {
         return runtime.block_on(drafts::run());
+    }
+    if std::env::args().any(|arg| arg == "heads") {
+        return runtime.block_on(heads::run());
     }
     runtime.block_on(async {
         let start = |speculation| {

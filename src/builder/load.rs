@@ -18,6 +18,7 @@ use super::rerank::RerankSettings;
 use super::{EngineBuilder, ModelArg};
 use crate::Error;
 use crate::device::GpuOptions;
+use crate::drafting::Drafting;
 use crate::engine::DefaultSampling;
 use crate::images::Images;
 use crate::skills::Skills;
@@ -42,6 +43,11 @@ enum BackendOptions {
 impl BackendOptions {
     fn yield_while_loading(&self) -> bool {
         matches!(self, Self::Cpu(options, _) if options.yield_while_loading)
+    }
+
+    /// Whether the backend can use a model's own head for multi-token prediction.
+    fn takes_mtp(&self) -> bool {
+        matches!(self, Self::Cpu(..))
     }
 
     /// Opens a backend of a decoder and, if it computes that, the image encoder of the same model, with
@@ -78,6 +84,7 @@ pub(super) struct Loaded {
     pub(super) generates: bool,
     pub(super) images: Images,
     pub(super) prompts: TextPrompts,
+    pub(super) drafting: Drafting,
     /// What is computed from pooled hidden states; `None` if they are the result.
     pub(super) pooled: Option<PooledParts>,
 }
@@ -117,9 +124,18 @@ impl EngineBuilder {
             (Some((id, make)), _) => {
                 let (text, sampling) = (own_text.unwrap_or_default(), DefaultSampling::default());
                 let (embedding, generates, images) = (None, true, Images::default());
-                let (prompts, pooled) = (TextPrompts::default(), None);
-                let rest =
-                    Loaded { id, text, sampling, embedding, generates, images, prompts, pooled };
+                let (prompts, drafting, pooled) = (TextPrompts::default(), Drafting::None, None);
+                let rest = Loaded {
+                    id,
+                    text,
+                    sampling,
+                    embedding,
+                    generates,
+                    images,
+                    prompts,
+                    drafting,
+                    pooled,
+                };
                 let text = rest.text.clone();
                 drop(loaded.send(rest));
                 Ok(Box::new(move || while_grammars_are_prepared(&text, make)))
@@ -234,6 +250,7 @@ fn load(
         generates,
         images,
         skills,
+        has_mtp,
         mtp,
     } = model;
     let is_replaced = template.is_some();
@@ -274,6 +291,12 @@ fn load(
     // Without the feature, no memory is needed for the encoder.
     let encoder = images.as_ref().filter(|_| cfg!(feature = "images"));
     let encoder = encoder.map(|images| images.encoder.clone());
+    let drafting = match (&draft, &mtp) {
+        (Some(_), _) => Drafting::DraftModel,
+        (None, Some(_)) => Drafting::Mtp,
+        (None, None) if has_mtp && options.takes_mtp() => Drafting::UnusedMtp,
+        (None, None) => Drafting::None,
+    };
     let open = || options.open(config, encoder, weights, (mtp, draft));
     let backend = if generates { while_grammars_are_prepared(&text, open) } else { open() }?;
     text.skills = Skills::new(skills, backend.spec().regions);
@@ -283,7 +306,8 @@ fn load(
         suppressed: Some(generation.suppressed).filter(|tokens| !tokens.is_empty()).map(Arc::new),
     };
     let images = Images::new(images.as_ref().filter(|_| backend.spec().image_width.is_some()));
-    let loaded = Loaded { id, text, sampling, embedding, generates, images, prompts, pooled };
+    let loaded =
+        Loaded { id, text, sampling, embedding, generates, images, prompts, drafting, pooled };
     Ok((loaded, backend))
 }
 
@@ -321,6 +345,7 @@ fn load_encoder(
         generates: false,
         images: Images::default(),
         prompts,
+        drafting: Drafting::None,
         pooled: Some(PooledParts { is_encoder: true, head, scores }),
     };
     Ok((loaded, Box::new(backend)))

@@ -10,8 +10,10 @@ const NAME: &str = "mtp";
 
 impl EngineBuilder {
     /// Whether the model's own head for multi-token prediction (MTP) guesses tokens of answers
-    /// (speculative decoding). Default: false. The files of Qwen3-Next, Qwen3.5 and Qwen3.6 have
-    /// such a head. A model without one is refused.
+    /// (speculative decoding). Default: false. The files of Qwen3-Next, Qwen3.5, Qwen3.6, GLM-4.5
+    /// to 4.7 and DeepSeek-V3 have such a head, and so have GGUF files that were converted with it.
+    /// A model without one is refused. [`ModelInfo::drafting`](crate::ModelInfo::drafting) says
+    /// whether a model has one.
     ///
     /// The model verifies the guesses, so answers have the same bits with and without, at any
     /// temperature. The head needs memory for each position of the KV cache, which is a part of

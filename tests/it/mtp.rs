@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use stolon::inspect::{InspectOptions, inspect};
 use stolon::{
-    Completion, DraftSources, Engine, EngineBuilder, ModelSource, PrefetchPolicy, Request,
-    SamplingParams, Speculation, WritePolicy,
+    Completion, DraftSources, Drafting, Engine, EngineBuilder, ModelSource, PrefetchPolicy,
+    Request, SamplingParams, Speculation, WritePolicy,
 };
 
 use crate::support::bits::bits;
@@ -193,11 +193,20 @@ async fn inspection_knows_heads() {
     let memory = |mtp| builder(&fixture()).mtp(mtp).memory_needed().expect("a size");
     let added = head.weights + (BLOCKS * 16) as u64 * head.kv_per_token;
     assert_eq!(memory(true), memory(false) + added);
-    let info = |engine: Engine| engine.model_info().kv_bytes;
-    let sizes = [true, false].map(|mtp| builder(&fixture()).mtp(mtp).build());
-    let [with, without] = sizes;
-    let (with, without) = (with.await.expect("an engine"), without.await.expect("an engine"));
-    assert_eq!(info(with) as u64, info(without) as u64 + (BLOCKS * 16) as u64 * head.kv_per_token);
+    let info = async |model: &Path, mtp| {
+        let engine = builder(model).mtp(mtp).build().await.expect("an engine");
+        let info = engine.model_info();
+        (info.drafting, info.kv_bytes as u64)
+    };
+    let (plain, bytes) = info(&fixture(), false).await;
+    assert_eq!(plain, Drafting::UnusedMtp);
+    let added = (BLOCKS * 16) as u64 * head.kv_per_token;
+    assert_eq!(info(&fixture(), true).await, (Drafting::Mtp, bytes + added));
+    assert_eq!(info(&stolon_fixtures::path("qwen3_5"), false).await.0, Drafting::None);
+    let draft = stolon_fixtures::path("llama");
+    let drafted = builder(&stolon_fixtures::path("llama")).draft_model(draft).build();
+    let drafted = drafted.await.expect("an engine");
+    assert_eq!(drafted.model_info().drafting, Drafting::DraftModel);
 }
 
 /// Goal: what has no head, or cannot use it, is refused with a message that says why.

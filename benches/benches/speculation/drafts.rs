@@ -23,12 +23,12 @@ const ROUNDS: usize = 3;
 const PROMPT_LEN: usize = 160;
 const ANSWER_LEN: usize = 96;
 /// Token ids of the draft model.
-const VOCAB: usize = 32_000;
+pub(super) const VOCAB: usize = 32_000;
 /// Number of layers of the draft model, in the shape of a model of 100 million parameters.
 const LAYERS: usize = 4;
 
 /// The tokens of a sequence, which do not repeat themselves.
-fn tokens(number: usize) -> Vec<u32> {
+pub(super) fn tokens(number: usize) -> Vec<u32> {
     let token = |n: usize| (n * 7_919 + number * 104_729 + n * n * 31) % VOCAB;
     (0..PROMPT_LEN + ANSWER_LEN).map(|n| token(n) as u32).collect()
 }
@@ -77,12 +77,12 @@ impl Backend for Scripted {
 }
 
 /// A preset with random weights.
-fn preset(name: &str) -> LoadedModel {
+pub(super) fn preset(name: &str) -> LoadedModel {
     let source: ModelSource = format!("random:{name}").parse().expect("a preset");
     load(&source, &LoadOptions::default()).expect("a preset")
 }
 
-fn options() -> CpuOptions {
+pub(super) fn options() -> CpuOptions {
     CpuOptions { kv_budget: KvBudget::Blocks(2_048), ..CpuOptions::default() }
 }
 
@@ -103,7 +103,7 @@ fn pair(right: usize) -> Result<WithDraft, ModelError> {
 }
 
 /// Tokens a second of some sequences at the same time, whose prompts are cached.
-async fn rate(engine: &Engine, sequences: usize) -> f64 {
+pub(super) async fn rate(engine: &Engine, sequences: usize) -> f64 {
     let request = |number: usize, len: usize| {
         let all = tokens(number);
         let answer: Arc<[u32]> = all[PROMPT_LEN..].into();

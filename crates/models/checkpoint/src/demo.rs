@@ -95,6 +95,7 @@ fn load_files(id: &str, files: &Files) -> Result<LoadedModel, ModelError> {
         generates: true,
         images,
         skills: None,
+        has_mtp: false,
         mtp: None,
     })
 }

@@ -119,7 +119,7 @@ pub struct InspectOptions {
 /// read, or it has no files.
 pub fn inspect(source: &ModelSource, options: &InspectOptions) -> Result<Inspection, ModelError> {
     let mut inspection = describe(source, options)?;
-    if options.load.mtp && inspection.mtp.is_none() {
+    if options.load.mtp && inspection.mtp.is_none() && inspection.refusals.is_empty() {
         inspection.refuse(mtp::no_head(&inspection.id));
     }
     Ok(inspection)
@@ -200,6 +200,15 @@ fn of_gguf(
             if let Err(error) = weights.check_all(config::gguf::rank_matrix(header)) {
                 inspection.refuse(error);
             }
+            match mtp::of_gguf(header, &parsed, &weights) {
+                Ok(head) => {
+                    let head = head.map(|head| head.weights);
+                    let memory = |head: Weights| MtpMemory::of(&parsed, &head, options);
+                    inspection.mtp = head.and_then(memory);
+                }
+                Err(error) if options.load.mtp => inspection.refuse(error),
+                Err(_) => {}
+            }
             described = Some((parsed, weights));
         }
         Err(error) => {
@@ -263,9 +272,10 @@ fn of_directory(
         }
     }
     let mut has_no_output = inspection.embedding.is_some();
+    let mut mtp_head = None;
     let prepared = weights.and_then(|mut weights| {
         if let Some(config) = &mut config {
-            let mtp = MtpMemory::of(&config.decoder, &weights, options);
+            mtp_head = weights.mtp_head(&config.decoder);
             directory::prepare(&mut weights, config)?;
             let file = path.display().to_string();
             let scores = class::scores(&file, &json, &weights, config.decoder.hidden_size)?;
@@ -275,7 +285,7 @@ fn of_directory(
                 inspection.set_scores(scores.config);
             }
             let generates = head::tie_missing(config, &mut weights, has_no_output);
-            inspection.mtp = mtp.filter(|_| generates && !is_classifier);
+            mtp_head = mtp_head.take().filter(|_| generates && !is_classifier);
             inspection.notes.extend(head::untie_different(config, &weights));
         }
         Ok(weights)
@@ -293,12 +303,13 @@ fn of_directory(
                     inspection.refuse(error);
                 }
                 inspection.add_images((directory, &json), &config.decoder, &weights, options);
-                // The weights of a model on the hub may not be here.
-                if options.load.mtp
-                    && directory::has_weights(directory)
-                    && let Err(error) = mtp::load(directory, config)
-                {
-                    inspection.refuse(error);
+                if let Some(head) = mtp_head {
+                    inspection.mtp = MtpMemory::of(&config.decoder, &head, options);
+                    if options.load.mtp
+                        && let Err(error) = mtp::of_directory(head, config)
+                    {
+                        inspection.refuse(error);
+                    }
                 }
             }
         }

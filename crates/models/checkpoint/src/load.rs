@@ -134,13 +134,13 @@ fn read(source: &ModelSource, options: &LoadOptions) -> Result<AnyModel, ModelEr
     };
     match source {
         ModelSource::Directory(path) => from_directory(path, file_name(path), options),
-        ModelSource::Gguf(path) => gguf::load(path, file_name(path)),
+        ModelSource::Gguf(path) => gguf::load(path, file_name(path), options.mtp),
         #[cfg(feature = "hub")]
         ModelSource::Hub { id, revision, file } => {
             let path = hub::fetch(id, revision, file.as_deref(), &options.hub)?;
             match path.is_dir() {
                 true => from_directory(&path, id.clone(), options),
-                false => gguf::load(&path, id.clone()),
+                false => gguf::load(&path, id.clone(), options.mtp),
             }
         }
         #[cfg(not(feature = "hub"))]
@@ -167,7 +167,7 @@ fn from_directory(
         return Err(io(std::io::Error::other("expected a directory")));
     }
     if let Some(path) = directory::gguf_instead(directory)? {
-        return gguf::load(&path, id);
+        return gguf::load(&path, id, options.mtp);
     }
     let config = optional(directory::read_config(directory))?;
     let family = config.as_ref().and_then(crate::encoder::family);

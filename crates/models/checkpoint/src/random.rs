@@ -60,6 +60,7 @@ pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
         generates: true,
         images,
         skills,
+        has_mtp: false,
         mtp: None,
     })
 }

@@ -12,6 +12,7 @@ mod gguf;
 mod interleaved;
 mod latent;
 mod moondream;
+mod mtp;
 mod quantized;
 mod qwen3_vl;
 mod rows;
@@ -62,25 +63,8 @@ pub struct Weights {
     tensors: HashMap<String, Stored>,
 }
 
-/// The prefix of names that [`mtp_name`] gives to tensors that only the model has.
-const OF_THE_MODEL: &str = "(model) ";
-
-/// The name of a tensor in [`Weights::open_mtp`].
-fn mtp_name(name: &str) -> String {
-    let name = safetensors::canonical_name(name);
-    for (prefix, own) in [("mtp.layers.", "model.layers."), ("mtp.norm.", "model.norm.")] {
-        if let Some(rest) = name.strip_prefix(prefix) {
-            return format!("{own}{rest}");
-        }
-    }
-    match ["mtp.", "model.embed_tokens.", "lm_head."].iter().any(|own| name.starts_with(own)) {
-        true => name,
-        false => format!("{OF_THE_MODEL}{name}"),
-    }
-}
-
 /// The bytes of one file.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Region {
     file: String,
     /// Shared with the tables that stay in the file.
@@ -132,17 +116,6 @@ impl Weights {
             }
             return Err(ModelError::MissingFile { directory: directory.to_owned(), expected });
         }
-        Ok(weights)
-    }
-
-    /// Maps the safetensors files of a model directory for the head for multi-token prediction, as
-    /// a decoder with one layer: `mtp.layers.0` is its layer `model.layers.0`, and `mtp.norm` its
-    /// last norm `model.norm`. The other tensors of the head keep their names, and so do the
-    /// embedding and the output matrix, which are the model's. All others are left out.
-    pub(crate) fn open_mtp(directory: &Path) -> Result<Self, ModelError> {
-        let mut weights = Self::open_named(directory, mtp_name)?;
-        weights.tensors.retain(|name, _| !name.starts_with(OF_THE_MODEL));
-        interleaved::divide(&mut weights)?;
         Ok(weights)
     }
 

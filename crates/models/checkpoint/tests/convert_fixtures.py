@@ -130,7 +130,7 @@ def main():
     logging.disable(logging.WARNING)
     failed = []
 
-    def convert(fixture, file, image_token=None, encoder=False):
+    def convert(fixture, file, image_token=None, encoder=False, head=False):
         with tempfile.TemporaryDirectory() as folder:
             folder, tokens = copied(fixture, folder)
             if image_token:
@@ -139,7 +139,7 @@ def main():
             classes = config if encoder or fixture.name != "smolvlm" else config["text_config"]
             kind = get_model_class(classes["architectures"][0], mmproj=encoder)
             kind.set_vocab = lambda model: write_vocabulary(model, tokens)
-            kind.no_mtp = True
+            kind.no_mtp = not head
             try:
                 kind(folder, gguf.LlamaFileType.ALL_F32, file).write()
             except Exception as error:
@@ -155,12 +155,14 @@ def main():
             if result.returncode != 0:
                 failed.append(f"{file}: {result.stderr}")
 
-    for part in ("images", "lora"):
+    for part in ("images", "lora", "mtp"):
         (out / part).mkdir(parents=True, exist_ok=True)
     for fixture in sorted(path.parent for path in FIXTURES.glob("*/expected.safetensors")):
         # The converter reads the encoder only of Moondream.
         if fixture.name not in LEFT_OUT and not fixture.name.startswith("moondream"):
             convert(fixture, out / f"{fixture.name}.gguf")
+    for fixture in (FIXTURES / "mtp").iterdir():
+        convert(fixture, out / "mtp" / f"{fixture.name}.gguf", head=True)
     for name, token in ENCODERS.items():
         convert(FIXTURES / "images" / name, out / "images" / f"{name}.gguf", token)
         convert(FIXTURES / "images" / name, out / "images" / f"{name}-mmproj.gguf", token, encoder=True)

@@ -5,6 +5,9 @@
 mod adapter_writer;
 #[path = "../../checkpoint/tests/it/support/candle_types.rs"]
 mod candle_types;
+#[path = "../../checkpoint/tests/it/support/gguf_model.rs"]
+#[allow(clippy::unwrap_used, dead_code, reason = "shared between tests")]
+mod gguf_model;
 #[path = "../../checkpoint/tests/it/support/gguf_writer.rs"]
 #[allow(dead_code, reason = "shared between tests")]
 mod gguf_writer;

@@ -10,7 +10,9 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
-use stolon::{Engine, EngineBuilder, EngineHealth, ModelSet, ReasoningFormat, ToolCallFormat};
+use stolon::{
+    Drafting, Engine, EngineBuilder, EngineHealth, ModelSet, ReasoningFormat, ToolCallFormat,
+};
 use tokio::sync::watch;
 
 use crate::args::EngineArgs;
@@ -416,6 +418,13 @@ fn announce(engine: &Engine) {
         format_bytes(info.kv_bytes as u64),
         if info.prefix_caching { "on" } else { "off" },
     ));
+    let drafting = match info.drafting {
+        Drafting::DraftModel => Some("a draft model guesses tokens"),
+        Drafting::Mtp => Some("the model's own head (MTP) guesses tokens"),
+        Drafting::UnusedMtp => Some("none; this model has a head that guesses tokens: --mtp"),
+        _ => None,
+    };
+    drafting.iter().for_each(|drafting| terminal::note(format!("drafts   {drafting}")));
     for adapter in engine.adapters() {
         let (name, rank, bytes) = (&adapter.name, adapter.rank, format_bytes(adapter.bytes));
         terminal::note(format!("adapter  {name} (LoRA of rank {rank}, {bytes})"));

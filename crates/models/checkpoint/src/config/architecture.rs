@@ -195,8 +195,8 @@ pub(crate) struct Description {
     /// Gated DeltaNet or Kimi Delta Attention instead of attention in most layers, with the sizes
     /// if keys are missing.
     pub(super) delta_net: Option<DeltaNetConfig>,
-    /// Whether files may have a head for multi-token prediction with a layer of full attention,
-    /// whose tensors have the prefix `mtp.`.
+    /// Whether files may have a head for multi-token prediction with a layer as the last one with
+    /// full or latent attention.
     pub(super) mtp: bool,
     pub(crate) gguf: Gguf,
 }

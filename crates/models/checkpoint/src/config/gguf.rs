@@ -31,7 +31,7 @@ use crate::error::{ModelError, quoted};
 use crate::gguf::{Header, Value};
 pub(crate) use encoder::{EncoderKind, encoder, encoder_tensor_name, largest_edge, pixels};
 pub(crate) use metadata::Metadata;
-pub(crate) use names::tensor_name;
+pub(crate) use names::{mtp_tensor_name, tensor_name};
 
 /// Reads the content of a small tensor of F32 values, if the file has it.
 pub(crate) type SmallTensors<'a> = dyn Fn(&str) -> Result<Option<Vec<f32>>, ModelError> + 'a;
@@ -66,6 +66,17 @@ pub(crate) fn rank_matrix(header: &Header) -> Option<TensorSpec> {
     })
 }
 
+/// Refuses a file whose head for multi-token prediction has more than one layer, for a model that is
+/// to use it.
+pub(crate) fn check_one_mtp_layer(header: &Header) -> Result<(), ModelError> {
+    let (_, prefix) = architecture(header)?;
+    let keys = Metadata { header, prefix };
+    match keys.prediction_layers()? {
+        0 | 1 => Ok(()),
+        count => Err(keys.unsupported("nextn_predict_layers", "1 with `mtp`", count)),
+    }
+}
+
 /// Parses the configuration from `header`. `tensors` reads the divisors of rotary embeddings.
 pub(crate) fn parse(
     header: &Header,
@@ -78,7 +89,6 @@ pub(crate) fn parse(
     let hidden_size = keys.required_size("embedding_length")?;
     let num_heads = keys.required_size("attention.head_count")?;
     let layer_count = keys.layer_count()?;
-    keys.log_prediction_layers()?;
     let heads = keys.heads(row, hidden_size / num_heads, layer_count)?;
     let Heads { latent, global_dim, head_dim, rotary_dim, score_scale } = heads;
     let scale = |key: &str| keys.factor(key).map(|factor| factor.filter(|factor| *factor != 1.0));

@@ -3,8 +3,7 @@
 //!
 //! It is described as a decoder with one layer, whose input is
 //! `projection([norm(embedding of the token), norm(hidden state)])`. The embedding and the output
-//! matrix are the model's, and the hidden state is the one after the model's last norm. (DeepSeek-V3
-//! and GLM-4.5 have heads that read it before the norm. They are not supported.)
+//! matrix are the model's, and the hidden state is the one after the model's last norm.
 
 use super::tensors::LinearWeights;
 use super::{DecoderConfig, LayerConfig, MixerConfig, NormWeights, TensorRole, TensorSpec};
@@ -27,8 +26,9 @@ impl DecoderConfig {
     /// tensors tell.
     #[must_use]
     pub fn mtp_head(&self) -> Option<DecoderConfig> {
+        use MixerConfig::{Attention, Latent};
         let is_attention =
-            |layer: &&LayerConfig| matches!(layer.mixers[..], [MixerConfig::Attention(_)]);
+            |layer: &&LayerConfig| matches!(layer.mixers[..], [Attention(_) | Latent(_)]);
         let layer = self.layers.iter().rev().find(is_attention);
         let layer = layer.filter(|_| self.architecture.description().mtp)?;
         Some(DecoderConfig { layers: vec![layer.clone()], ..self.clone() })

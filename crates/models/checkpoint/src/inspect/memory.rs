@@ -77,19 +77,16 @@ pub struct MtpMemory {
 }
 
 impl MtpMemory {
-    /// Computes the memory of the head of a model with this configuration. `weights` are all tensors
-    /// of its files. `None` if there is no head.
+    /// Computes the memory of the head of a model with this configuration. `weights` are the tensors
+    /// of the head. `None` if models of the architecture have none.
     pub(super) fn of(
         config: &DecoderConfig,
         weights: &Weights,
         options: &InspectOptions,
     ) -> Option<Self> {
         let head = config.mtp_head()?;
-        let projection = head.mtp_weights().projection.weight.name;
-        if !weights.contains(&projection) {
-            return None;
-        }
-        let own = weights.list().filter(|(name, ..)| name.starts_with("mtp."));
+        let is_own = |name: &str| !["model.embed_tokens.weight", "lm_head.weight"].contains(&name);
+        let own = weights.list().filter(|(name, ..)| is_own(name));
         let kv_type = options.kv_type.unwrap_or_else(|| KvType::of_weights(config.dtype));
         let shape = KvShape::of(&head, 1, kv_type, |_| KvLayout::Rows).of_mtp_head();
         let weights = own.map(|(.., bytes)| bytes).sum();

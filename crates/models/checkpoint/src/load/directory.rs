@@ -67,6 +67,7 @@ pub(super) fn load(
     let generation = generation(directory, &value, &config)?;
     let generation = logged(generation);
     let mut weights = Weights::open_directory(directory)?;
+    let head = weights.mtp_head(&config.decoder);
     prepare(&mut weights, &config)?;
     let scores = class::scores(&file, &value, &weights, config.decoder.hidden_size)?;
     let has_no_output = embedding.is_some() || scores.is_some();
@@ -87,9 +88,11 @@ pub(super) fn load(
     let images = images::of_directory(directory, &value, &config.decoder, &weights)?;
     let skills = skills::of_config(&Keys::root(&file, &value)?, &config.decoder)?;
     let text = text(directory)?;
-    let mtp = match with_mtp && generates {
-        true => mtp::load(directory, &config)?,
-        false => None,
+    let head = head.filter(|_| generates);
+    let has_mtp = head.is_some();
+    let mtp = match head.filter(|_| with_mtp) {
+        Some(head) => mtp::of_directory(head, &config)?,
+        None => None,
     };
     let prompts = match embedding {
         Some(_) => encoder::prompts(directory)?,
@@ -108,6 +111,7 @@ pub(super) fn load(
         generates,
         images,
         skills,
+        has_mtp,
         mtp,
     })
 }

@@ -8,7 +8,7 @@ use stolon_text::{GgufTokenizer, TextSource, TokenizerSource};
 use super::embedding::{EmbeddingConfig, EmbeddingSizes};
 use super::encoder::TextPrompts;
 use super::model::{GenerationDefaults, LoadedModel, LoadedScores};
-use super::{AnyModel, class, directory, encoder, generation};
+use super::{AnyModel, class, directory, encoder, generation, mtp};
 use crate::config::{self, DecoderConfig, HEAD_DIM_MAX, ParsedConfig};
 use crate::error::ModelError;
 use crate::files;
@@ -16,8 +16,9 @@ use crate::gguf::{Header, Value, split};
 use crate::mmap::Bytes;
 use crate::weights::{TensorType, Weights};
 
-/// Loads the model in the file `path`, which may be any of its parts. `id` is the model's name.
-pub(super) fn load(path: &Path, id: String) -> Result<AnyModel, ModelError> {
+/// Loads the model in the file `path`, which may be any of its parts, and its head for multi-token
+/// prediction if `with_mtp` is true and it has one. `id` is the model's name.
+pub(super) fn load(path: &Path, id: String, with_mtp: bool) -> Result<AnyModel, ModelError> {
     let (header, contents) = split::open(path)?;
     if let Some(family) = crate::encoder::gguf_family(&header) {
         let at = (directory_of(path), id);
@@ -25,6 +26,11 @@ pub(super) fn load(path: &Path, id: String) -> Result<AnyModel, ModelError> {
         return Ok(AnyModel::Encoder(Box::new(encoder)));
     }
     let (config, mut weights) = parse(&header, contents)?;
+    let has_mtp = header.has_mtp_head(&config);
+    let mtp = match with_mtp {
+        true => mtp::of_gguf(&header, &config, &weights)?,
+        false => None,
+    };
     let directory = directory_of(path);
     let text = text(&header, directory)?;
     let generation = directory::logged(generation(&header, config.clone(), directory)?);
@@ -49,7 +55,8 @@ pub(super) fn load(path: &Path, id: String) -> Result<AnyModel, ModelError> {
         generates: true,
         images: None,
         skills: None,
-        mtp: None,
+        has_mtp,
+        mtp,
     })))
 }
 
@@ -131,17 +138,26 @@ fn weights(
     config: &DecoderConfig,
     contents: Vec<Bytes>,
 ) -> Result<Weights, ModelError> {
-    let experts = config.experts().map_or(0, |experts| experts.count);
-    let heads = config.latent().map_or(0, |latent| latent.heads);
-    let parts = |name: &str| if name.contains(".self_attn.") { heads } else { experts };
     let matrix = config::gguf::rank_matrix(header).map(|matrix| matrix.name);
-    header.weights(contents, parts, |name| {
-        if matrix.as_deref() == Some(name) {
-            return matrix.clone();
-        }
-        config::gguf::tensor_name(config.architecture, name)
-            .filter(|name| !name.contains('*') || is_divided(config, name))
-    })
+    header.weights(
+        contents,
+        |name| parts(config, name),
+        |name| {
+            if matrix.as_deref() == Some(name) {
+                return matrix.clone();
+            }
+            config::gguf::tensor_name(config.architecture, name)
+                .filter(|name| !name.contains('*') || is_divided(config, name))
+        },
+    )
+}
+
+/// The number of tensors into which the stacked tensor `name` is divided.
+pub(super) fn parts(config: &DecoderConfig, name: &str) -> usize {
+    match name.contains(".self_attn.") {
+        true => config.latent().map_or(0, |latent| latent.heads),
+        false => config.experts().map_or(0, |experts| experts.count),
+    }
 }
 
 /// Whether the stacked tensor `name` belongs to latent attention or to a layer with experts. All

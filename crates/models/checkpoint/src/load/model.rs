@@ -40,6 +40,8 @@ pub struct LoadedModel {
     pub images: Option<ImageModel>,
     /// The prompts of the model's skills; `None` if it has none.
     pub skills: Option<SkillPrompts>,
+    /// Whether the files have a head for multi-token prediction that can be used.
+    pub has_mtp: bool,
     /// The model's own head for multi-token prediction, if
     /// [`LoadOptions::mtp`](super::LoadOptions::mtp) is set.
     pub mtp: Option<MtpHead>,

@@ -1,10 +1,9 @@
-//! Loads the head for multi-token prediction of a model in safetensors files.
-
-use std::path::Path;
+//! Loads the head for multi-token prediction of a model.
 
 use super::directory;
-use crate::config::{DecoderConfig, ParsedConfig};
+use crate::config::{self, DecoderConfig, ParsedConfig};
 use crate::error::ModelError;
+use crate::gguf::Header;
 use crate::weights::Weights;
 
 /// A model's own head for multi-token prediction.
@@ -20,35 +19,51 @@ pub struct MtpHead {
 pub(crate) fn no_head(id: &str) -> ModelError {
     ModelError::InvalidOption {
         name: "mtp".to_owned(),
-        expected: "a model in safetensors files with a head for multi-token prediction (tensors \
-                   `mtp.*` of Qwen3-Next, Qwen3.5 and Qwen3.6)"
-            .to_owned(),
+        expected:
+            "a model whose files have a head for multi-token prediction (Qwen3-Next, Qwen3.5, \
+                   Qwen3.6, GLM-4.5 to 4.7 or DeepSeek-V3; GGUF files have tensors `nextn.*`)"
+                .to_owned(),
         got: format!("`{id}`, which has none"),
     }
 }
 
-/// Reads the head of the model in `directory`, whose configuration is `config`; `None` if it has
-/// none.
-pub(crate) fn load(directory: &Path, config: &ParsedConfig) -> Result<Option<MtpHead>, ModelError> {
+/// The head with the tensors `weights` ([`Weights::mtp_head`]) of a model in safetensors files,
+/// whose configuration is `config`.
+pub(crate) fn of_directory(
+    mut weights: Weights,
+    config: &ParsedConfig,
+) -> Result<Option<MtpHead>, ModelError> {
     let Some(head) = config.decoder.mtp_head() else { return Ok(None) };
+    let is_qwen = config.decoder.delta_net().is_some();
     let config = ParsedConfig { decoder: head, ..config.clone() };
-    let mut weights = Weights::open_mtp(directory)?;
-    let inputs = config.decoder.mtp_weights();
-    if !weights.contains(&inputs.projection.weight.name) {
-        return Ok(None);
-    }
     directory::dequantize(&mut weights, &config)?;
     directory::arrange(&mut weights, &config)?;
     if weights.names().any(|name| name.starts_with("model.layers.1.")) {
-        let file = directory.join(directory::CONFIG).display().to_string();
-        return Err(ModelError::unsupported(
-            &file,
-            "mtp_num_hidden_layers",
-            "1 with `mtp`",
-            "more",
-        ));
+        let key = if is_qwen { "mtp_num_hidden_layers" } else { "num_nextn_predict_layers" };
+        let file = format!("{}/{}", weights.origin(), directory::CONFIG);
+        return Err(ModelError::unsupported(&file, key, "1 with `mtp`", "more"));
     }
-    weights.check(&config.decoder)?;
-    weights.check_all(inputs.tensors())?;
-    Ok(Some(MtpHead { config: config.decoder, weights }))
+    checked(config.decoder, weights).map(Some)
+}
+
+/// The head of a model in GGUF files. `weights` are the model's, and `config` is its configuration.
+/// `None` if the files have none.
+pub(crate) fn of_gguf(
+    header: &Header,
+    config: &DecoderConfig,
+    weights: &Weights,
+) -> Result<Option<MtpHead>, ModelError> {
+    let Some(head) = config.mtp_head() else { return Ok(None) };
+    let parts = |name: &str| super::gguf::parts(&head, name);
+    let Some(mut own) = weights.gguf_mtp_head(header, config, parts)? else { return Ok(None) };
+    config::gguf::check_one_mtp_layer(header)?;
+    own.arrange(&head, head.architecture.description().gguf.adjacent)?;
+    checked(head, own).map(Some)
+}
+
+/// A head all of whose tensors were found.
+fn checked(config: DecoderConfig, weights: Weights) -> Result<MtpHead, ModelError> {
+    weights.check(&config)?;
+    weights.check_all(config.mtp_weights().tensors())?;
+    Ok(MtpHead { config, weights })
 }

@@ -40,6 +40,18 @@ impl Weights {
     ) -> Result<(), ModelError> {
         let files = header.files.iter().zip(contents);
         let regions: Vec<_> = files.map(|(file, bytes)| self.add_region(file, bytes)).collect();
+        self.add_gguf_tensors(header, &regions, parts, rename)
+    }
+
+    /// As [`add_gguf`](Self::add_gguf) for files that were added already. `regions` are their
+    /// indices among the regions.
+    pub(super) fn add_gguf_tensors(
+        &mut self,
+        header: &Header,
+        regions: &[usize],
+        parts: impl Fn(&str) -> usize,
+        rename: impl Fn(&str) -> Option<String>,
+    ) -> Result<(), ModelError> {
         for (name, info) in &header.tensors {
             let Some(name) = rename(name) else { continue };
             let (dtype, shape) = (info.dtype.clone(), info.shape.clone());

@@ -195,10 +195,7 @@ impl Attention {
             sliding_window: self.config.sliding_window,
             sinks: self.sinks.as_deref(),
         };
-        match pass.first {
-            0 => attention.run(q, sequences, attended, workers),
-            first => attention.run_from(first, q, sequences, attended, workers),
-        }
+        attention.run_from(pass.first, q, sequences, attended, workers);
         if output_gate {
             let chunk = workers.chunk_rows(rows, 4 * width) * width;
             let parts = attended.chunks_mut(chunk).zip(gates[..rows * width].chunks(chunk));

@@ -306,7 +306,8 @@ impl Latent {
             sinks: None,
         };
         let len = rows * heads * dim;
-        attention.run(&buffers.q[..len], &sequences.blocks, &mut attended[..len], workers);
+        let (q, sequences) = (&buffers.q[..len], &sequences.blocks);
+        attention.run_from(pass.first, q, sequences, &mut attended[..len], workers);
         let latent_of = |row, head| &attended[(row * heads + head) * dim + rotary_dim..][..width];
         let adapters = (&mut *pass.adapters, (index, Site::Values));
         buffers.multiply_heads(&self.values, rows, latent_of, adapters, (path, workers));

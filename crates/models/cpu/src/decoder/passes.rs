@@ -367,8 +367,8 @@ pub(super) struct LayerAttention<'a> {
 }
 
 impl LayerAttention<'_> {
-    /// The same as [`Self::run`] for sequences with one row each, at a position from `first` on,
-    /// that do not attend to the positions before `first`.
+    /// The same as [`Self::run`] without the positions before `first`. Unless `first` is 0, each
+    /// sequence must have one row, at a position from `first` on.
     pub(super) fn run_from(
         &self,
         first: usize,
@@ -377,6 +377,9 @@ impl LayerAttention<'_> {
         out: &mut [f32],
         workers: &Workers,
     ) {
+        if first == 0 {
+            return self.run(q, sequences, out, workers);
+        }
         let width = self.heads * self.head_dim;
         let rows = q.chunks_exact(width).zip(out.chunks_exact_mut(width));
         for (sequence, (q, out)) in sequences.iter().zip(rows) {
@@ -390,7 +393,7 @@ impl LayerAttention<'_> {
     }
 
     /// Computes attention of the queries `q` into `out`. Both are `[rows, heads, head_dim]`.
-    pub(super) fn run(
+    fn run(
         &self,
         q: &[f32],
         sequences: &[AttentionSequence<'_>],

@@ -203,12 +203,14 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Json<Props>, Ap
     let model = app.engine.model_info();
     let (alias, path) = (app.model_name().to_owned(), model.id.clone());
     let (n_ctx, vision) = (model.max_positions, model.takes_images);
+    let drafting = model.drafting.name();
     let Json(tokenizer) = tokenize::info(State(app)).await?;
     Ok(Json(Props {
         default_generation_settings: DefaultSettings { n_ctx },
         model_alias: alias,
         model_path: path,
         modalities: Modalities { vision, audio: false },
+        drafting,
         chat_template: tokenizer.chat_template.unwrap_or_default(),
         bos_token: tokenizer.bos_token.unwrap_or_default(),
         eos_token: tokenizer.eos_token.unwrap_or_default(),

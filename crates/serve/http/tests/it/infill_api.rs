@@ -178,6 +178,7 @@ async fn clients_of_llama_cpp_find_the_model() {
     );
     assert!(props["chat_template"].as_str().expect("a template").contains("message.role"));
     assert_eq!(props["modalities"], json!({"vision": false, "audio": false}));
+    assert_eq!(props["drafting"], "none");
     let messages = json!([{"role": "user", "content": "Now"}]);
     let applied = server.ok("/apply-template", json!({"messages": messages})).await;
     assert_eq!(applied, json!({"prompt": "|user|Now"}));

@@ -10,22 +10,13 @@ use crate::gguf::Value;
 const ATTENTION_INTERVAL: usize = 4;
 
 impl Metadata<'_> {
-    /// Number of layers for multi-token prediction. They follow the other layers, and are not used.
+    /// Number of layers for multi-token prediction. They follow the layers of the model.
     pub(super) fn prediction_layers(&self) -> Result<usize, ModelError> {
         let key = "nextn_predict_layers";
         match self.value(key) {
             Some(value) if value.as_u64() != Some(0) => self.required_size(key),
             _ => Ok(0),
         }
-    }
-
-    /// Logs how many layers are not used, if there are any.
-    pub(super) fn log_prediction_layers(&self) -> Result<(), ModelError> {
-        match self.prediction_layers()? {
-            0 => {}
-            count => tracing::info!("{count} layers of multi-token prediction are not used"),
-        }
-        Ok(())
     }
 
     /// Replaces the attention of layers that have Gated DeltaNet or Kimi Delta Attention instead.

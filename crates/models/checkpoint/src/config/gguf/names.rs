@@ -92,6 +92,36 @@ pub(crate) fn tensor_name(architecture: Architecture, name: &str) -> Option<Stri
     Some(format!("model.layers.{layer}.{module}.{kind}"))
 }
 
+/// The name of a tensor in the head for multi-token prediction of a model with `layers` layers, which
+/// is the layer after them: those of [`DecoderConfig::mtp_head`] and of
+/// [`DecoderConfig::mtp_weights`]; `None` if the head does not have the tensor.
+///
+/// [`DecoderConfig::mtp_head`]: super::super::DecoderConfig::mtp_head
+/// [`DecoderConfig::mtp_weights`]: super::super::DecoderConfig::mtp_weights
+pub(crate) fn mtp_tensor_name(
+    architecture: Architecture,
+    layers: usize,
+    name: &str,
+) -> Option<String> {
+    if let "token_embd.weight" | "output.weight" | "output_norm.weight" = name {
+        return tensor_name(architecture, name);
+    }
+    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    if layer.parse() != Ok(layers) {
+        return None;
+    }
+    let own = match rest.strip_prefix("nextn.") {
+        Some("eh_proj.weight") => "mtp.fc.weight",
+        Some("enorm.weight") => "mtp.pre_fc_norm_embedding.weight",
+        Some("hnorm.weight") => "mtp.pre_fc_norm_hidden.weight",
+        Some("shared_head_norm.weight") => "model.norm.weight",
+        // Copies of the model's embedding and output matrix, which some files have.
+        Some(_) => return None,
+        None => return tensor_name(architecture, &format!("blk.0.{rest}")),
+    };
+    Some(own.to_owned())
+}
+
 /// The name within its module of a tensor of Gated DeltaNet, or of Mamba-2 if `mamba` is true.
 fn recurrent_name(name: &str, mamba: bool) -> Option<&'static str> {
     Some(match name {

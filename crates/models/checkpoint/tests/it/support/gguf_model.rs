@@ -585,3 +585,48 @@ pub(crate) fn gguf_of(config: &DecoderConfig, weights: &Weights, dtype: TensorTy
     }
     file
 }
+
+/// The model as a GGUF file with matrices in `dtype`, and with its head for multi-token prediction,
+/// which has this configuration and these weights. The head is the layer after those of the model.
+#[allow(dead_code, reason = "for the tests of the CPU backend")]
+pub(crate) fn gguf_with_head(
+    (config, weights): (&DecoderConfig, &Weights),
+    (head, head_weights): (&DecoderConfig, &Weights),
+    dtype: TensorType,
+) -> GgufWriter {
+    let mut file = gguf_of(config, weights, dtype);
+    let layer = config.layers.len();
+    let has_post_norm = file.tensors.iter().any(|t| t.0.ends_with(".post_attention_norm.weight"));
+    for (name, shape, id, bytes) in gguf_of(head, head_weights, dtype).tensors {
+        let name = match name.strip_prefix("blk.0.") {
+            Some("ffn_norm.weight") if has_post_norm => "post_attention_norm.weight",
+            Some(rest) => rest,
+            None if name == "output_norm.weight" => "nextn.shared_head_norm.weight",
+            None => continue,
+        };
+        file.tensors.push((format!("blk.{layer}.{name}"), shape, id, bytes));
+    }
+    for (spec, name) in head.mtp_weights().tensors().into_iter().zip(["enorm", "hnorm", "eh_proj"])
+    {
+        let mut values = floats(head_weights, &spec.name, &spec.shape);
+        if spec.role == TensorRole::Norm {
+            values.iter_mut().for_each(|value| *value += head.norms.offset);
+        }
+        let dtype = stored_type(&spec, dtype);
+        let bytes = quantized(&values, &spec.shape, dtype);
+        let name = format!("blk.{layer}.nextn.{name}.weight");
+        file.tensors.push((name, spec.shape, dtype.gguf_id().unwrap(), bytes));
+    }
+    let is_count = |key: &str| key.ends_with(".block_count");
+    let (key, _) = file.metadata.iter().find(|(key, _)| is_count(key)).expect("a number of layers");
+    let prefix = key.trim_end_matches("block_count").to_owned();
+    file.set(&format!("{prefix}block_count"), Meta::U32(layer as u32 + 1));
+    file.set(&format!("{prefix}nextn_predict_layers"), Meta::U32(1));
+    if config.delta_net().is_some() {
+        // As llama.cpp's converter writes it, with an entry for the head.
+        let recurrent = config.layers.iter().map(|layer| !layer.has_attention());
+        let key = format!("{prefix}attention.recurrent_layers");
+        file.set(&key, Meta::Bools(recurrent.chain([false]).collect()));
+    }
+    file
+}

@@ -75,6 +75,7 @@ pub(super) const DEEPSEEK_V3: Description = Description {
     },
     mlp_bias: Bias::Never,
     experts: Some(V3_EXPERTS),
+    mtp: true,
     gguf: Gguf { names: &["deepseek2"], ..NO_NAME },
     ..DEEPSEEK_V2
 };

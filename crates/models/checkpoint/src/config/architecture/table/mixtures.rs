@@ -190,6 +190,7 @@ pub(super) const GLM4_MOE: Description = Description {
         layers: ExpertLayers::AllButFirst("first_k_dense_replace", 1),
         ..MIXTRAL_EXPERTS
     }),
+    mtp: true,
     gguf: gguf(&["glm4moe"]),
     ..LLAMA
 };
