@@ -56,7 +56,10 @@ fn words() -> Grammar {
 }
 
 async fn answer(engine: &Engine, request: Request) -> Completion {
-    engine.complete(request).await.expect("an answer")
+    let answer = engine.complete(request).await.expect("an answer");
+    // An answer arrives before its last block is in the tree.
+    engine.audit().await.expect("consistent accounting");
+    answer
 }
 
 async fn tokens(engine: &Engine, messages: &[ChatMessage]) -> Vec<u32> {

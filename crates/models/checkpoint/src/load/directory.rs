@@ -6,7 +6,6 @@ use serde_json::Value;
 use stolon_text::{TextSource, TokenizerSource};
 
 use super::embedding;
-#[cfg(feature = "hub")]
 use super::encoder::{self, TextPrompts};
 use super::model::{GenerationDefaults, LoadedModel, LoadedScores};
 use super::{class, generation, head, images, mtp, skills, token_scores};

@@ -13,6 +13,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 use stolon::{ChatMessage, Infill, MessageContent, Request, ToolChoice};
 
+use crate::api::cache::Explanations;
 use crate::api::chat::Role;
 use crate::api::images::image_part;
 use crate::api::neutral::Scope;
@@ -23,7 +24,7 @@ use crate::api::options::GenerationOptions;
 use crate::api::structured::ResponseFormat;
 use crate::handlers::app::App;
 use crate::handlers::chat::tools;
-use crate::handlers::context::{Incoming, RequestContext};
+use crate::handlers::context::{Incoming, Purpose, RequestContext};
 use crate::handlers::dialogue::{Dialogue, SWITCHES};
 use crate::handlers::messages::converted;
 use crate::handlers::options::{ApiOptions, Call, is_chosen};
@@ -47,7 +48,7 @@ pub(crate) async fn chat(
     let messages = request.messages.unwrap_or_default();
     let asked = Asked::new(&context, request.model, request.common)?;
     if messages.is_empty() {
-        return Ok(asked.loaded(Form::Chat));
+        return Ok(asked.loaded(context.purpose, Form::Chat));
     }
     let mut dialogue = Dialogue::new(conversation(messages, &context.ignored));
     let tools = tools(request.tools.unwrap_or_default(), &context.ignored)?;
@@ -64,7 +65,7 @@ pub(crate) async fn generate(
     let suffix = request.suffix.unwrap_or_default();
     let asked = Asked::new(&context, request.model, request.common)?;
     if prompt.is_empty() && suffix.is_empty() && images.is_empty() {
-        return Ok(asked.loaded(Form::Generate));
+        return Ok(asked.loaded(context.purpose, Form::Generate));
     }
     let prompt = if !suffix.is_empty() {
         Request::infill(Infill { prefix: prompt, suffix, files: Vec::new() })
@@ -147,9 +148,12 @@ impl Asked {
         Reply::new(form, self.name.clone(), self.options.stream == Some(true))
     }
 
-    /// The reply for which nothing is generated.
-    fn loaded(&self, form: Form) -> Response {
-        Json(self.reply(form).loaded()).into_response()
+    /// The reply to a request without a prompt, for which nothing is generated.
+    fn loaded(&self, purpose: Purpose, form: Form) -> Response {
+        match purpose {
+            Purpose::Explain => Json(Explanations { results: Vec::new() }).into_response(),
+            Purpose::Answer | Purpose::Warm => Json(self.reply(form).loaded()).into_response(),
+        }
     }
 
     /// Answers a conversation.

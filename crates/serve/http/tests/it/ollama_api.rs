@@ -223,6 +223,9 @@ async fn prompts_are_answered_continued_and_filled() {
         (CHAT, json!({"model": "x", "messages": []})),
         (GENERATE, json!({"model": "x", "prompt": ""})),
     ] {
+        // There is nothing to explain.
+        let explain = path.replace("/api/", "/v1/cache/explain/ollama/");
+        assert_eq!(tiny.ok(&explain, body.clone()).await, json!({"results": []}));
         let reply = tiny.ok(path, body).await;
         let end = (&reply["done"], &reply["done_reason"], &reply["eval_count"]);
         assert_eq!(end, (&json!(true), &json!("load"), &Value::Null), "{reply}");
