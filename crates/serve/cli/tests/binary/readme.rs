@@ -69,6 +69,7 @@ async fn requests_of_the_documents_are_answered() {
         }
         for example in text.split("model=\"").skip(1) {
             let (name, _) = example.split_once('"').expect("the end of the name");
+            let server = if is_of_several || is_of_encoders { &several } else { &server };
             assert_eq!(server.get(&format!("/v1/models/{name}")).await.0, 200, "{name}");
             named += 1;
         }
