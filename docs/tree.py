@@ -52,6 +52,8 @@ class Server:
 
     def __init__(self, binary):
         command = [binary, "serve", "--port", "0", "--kv-memory", "64M", "--model", "demo"]
+        # The beginnings of next turns would be nodes of no chat.
+        command += ["--next-turn-prefill", "off"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         line = next(line for line in self.process.stdout if line.startswith("listening on "))
         self.url = line.removeprefix("listening on ").strip()

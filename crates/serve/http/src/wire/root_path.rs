@@ -22,7 +22,7 @@ use crate::wire::error::cut;
 const MAX_BYTES: usize = 200;
 
 /// The first parts of the paths of the server's own routes.
-pub(crate) const OWN_PARTS: [&str; 24] = [
+pub(crate) const OWN_PARTS: [&str; 25] = [
     "admin",
     "api",
     "apply-template",
@@ -30,6 +30,7 @@ pub(crate) const OWN_PARTS: [&str; 24] = [
     "close_session",
     "detokenize",
     "docs",
+    "generative_scoring",
     "health",
     "infill",
     "metrics",
