@@ -88,11 +88,9 @@ pub(super) fn load(
     let skills = skills::of_config(&Keys::root(&file, &value)?, &config.decoder)?;
     let text = text(directory)?;
     let head = head.filter(|_| generates);
-    let has_mtp = head.is_some();
-    let mtp = match head.filter(|_| with_mtp) {
-        Some(head) => mtp::of_directory(head, &config)?,
-        None => None,
-    };
+    let head = head.map_or(Ok(None), |head| mtp::of_directory(head, &config));
+    let has_mtp = matches!(head, Ok(Some(_)));
+    let mtp = if with_mtp { head? } else { None };
     let prompts = match embedding {
         Some(_) => encoder::prompts(directory)?,
         None => TextPrompts::default(),

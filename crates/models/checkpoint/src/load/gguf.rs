@@ -26,11 +26,9 @@ pub(super) fn load(path: &Path, id: String, with_mtp: bool) -> Result<AnyModel, 
         return Ok(AnyModel::Encoder(Box::new(encoder)));
     }
     let (config, mut weights) = parse(&header, contents)?;
-    let has_mtp = header.has_mtp_head(&config);
-    let mtp = match with_mtp {
-        true => mtp::of_gguf(&header, &config, &weights)?,
-        false => None,
-    };
+    let head = mtp::of_gguf(&header, &config, &weights);
+    let has_mtp = matches!(head, Ok(Some(_)));
+    let mtp = if with_mtp { head? } else { None };
     let directory = directory_of(path);
     let text = text(&header, directory)?;
     let generation = directory::logged(generation(&header, config.clone(), directory)?);

@@ -60,7 +60,7 @@ impl Weights {
 
 impl Header {
     /// Whether a model with the configuration `config` has a head in these files.
-    pub(crate) fn has_mtp_head(&self, config: &DecoderConfig) -> bool {
+    fn has_mtp_head(&self, config: &DecoderConfig) -> bool {
         let projection = format!("blk.{}.nextn.eh_proj.weight", config.layers.len());
         config.mtp_head().is_some() && self.tensors.contains_key(&projection)
     }

@@ -230,8 +230,9 @@ fn heads_of_gguf_files_are_inspected_and_checked() {
         let error = file.load(true).expect_err(part).to_string();
         let refused = inspected(&file, true).refusals;
         assert!(error.contains(part) && refused == [error.clone()], "{error}: {refused:?}");
-        let layers = file.load(false).expect("a model").config.layers.len();
-        assert_eq!(layers, model(NAME, false).config.layers.len());
+        let without = file.load(false).expect("a model");
+        assert!(!without.has_mtp, "{error}");
+        assert_eq!(without.config.layers.len(), model(NAME, false).config.layers.len());
         assert!(inspected(&file, false).refusals.is_empty());
     }
 }
