@@ -43,7 +43,7 @@ def main():
     folder, arguments = prepare(source, work)
     report = work / "report.xml"
     command = [
-        sys.executable, "-m", "pytest", "-q", "-rN", "--tb=short", "--timeout=120",
+        sys.executable, "-m", "pytest", "-q", "-rN", "--tb=native", "--timeout=120",
         "-o", "junit_family=xunit1", f"--junitxml={report}", "-p", "no:cacheprovider", *arguments,
     ]
     environment = os.environ | ENVIRONMENT | {"STOLON": binary, "PEER_TESTS_ROOT": str(ROOT)}
