@@ -122,21 +122,18 @@ impl EngineBuilder {
         // Sending fails only if the caller has dropped the future.
         match (self.backend, self.model) {
             (Some((id, make)), _) => {
-                let (text, sampling) = (own_text.unwrap_or_default(), DefaultSampling::default());
-                let (embedding, generates, images) = (None, true, Images::default());
-                let (prompts, drafting, pooled) = (TextPrompts::default(), Drafting::None, None);
+                let text = own_text.unwrap_or_default();
                 let rest = Loaded {
                     id,
-                    text,
-                    sampling,
-                    embedding,
-                    generates,
-                    images,
-                    prompts,
-                    drafting,
-                    pooled,
+                    text: text.clone(),
+                    sampling: DefaultSampling::default(),
+                    embedding: None,
+                    generates: true,
+                    images: Images::default(),
+                    prompts: TextPrompts::default(),
+                    drafting: Drafting::None,
+                    pooled: None,
                 };
-                let text = rest.text.clone();
                 drop(loaded.send(rest));
                 Ok(Box::new(move || while_grammars_are_prepared(&text, make)))
             }

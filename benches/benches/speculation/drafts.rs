@@ -42,13 +42,18 @@ struct Scripted {
     numbers: HashMap<BlockId, usize>,
 }
 
-impl Scripted {
-    /// The token that is guessed after `len` tokens of a sequence.
-    fn guess(&self, number: usize, len: usize) -> usize {
-        let right = tokens(number).get(len).map_or(0, |token| *token as usize);
-        let hash = (len * 2_654_435_761 + number * 40_503) / 7 % 100;
-        if hash < self.right { right } else { (right + 1) % VOCAB }
-    }
+/// The token that is guessed after `len` tokens of the sequence `number`, of which `share` percent
+/// are right.
+pub(super) fn guess(share: usize, number: usize, len: usize) -> usize {
+    let right = tokens(number).get(len).map_or(0, |token| *token as usize);
+    let hash = (len * 2_654_435_761 + number * 40_503) / 7 % 100;
+    if hash < share { right } else { (right + 1) % VOCAB }
+}
+
+/// The sequence that begins with a token.
+pub(super) fn number_of(first: u32) -> usize {
+    let is_first = |number: &usize| tokens(*number)[0] == first;
+    (0..64).find(is_first).expect("the first token of a sequence")
 }
 
 impl Backend for Scripted {
@@ -62,14 +67,13 @@ impl Backend for Scripted {
         for slice in &batch.sequences {
             let first = slice.block_table[0];
             if slice.start == 0 {
-                let number = (0..64).find(|number| tokens(*number)[0] == batch.tokens[at]);
-                self.numbers.insert(first, number.expect("the first token of a sequence"));
+                self.numbers.insert(first, number_of(batch.tokens[at]));
             }
             at += slice.token_count;
             if slice.logit_rows.logits(slice.token_count).is_empty() {
                 continue;
             }
-            let guess = self.guess(self.numbers[&first], slice.start + slice.token_count);
+            let guess = guess(self.right, self.numbers[&first], slice.start + slice.token_count);
             rows.next().expect("a row")[guess] = 1e4;
         }
         Ok(output)

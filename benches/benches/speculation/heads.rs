@@ -16,7 +16,7 @@ use stolon_checkpoint::{
 };
 use stolon_cpu::CpuBackend;
 
-use super::drafts::{self, VOCAB, options, preset, tokens};
+use super::drafts::{self, VOCAB, guess, number_of, options, preset};
 
 const MODEL: &str = "qwen3.5-0.8b";
 const ROUNDS: usize = 3;
@@ -38,13 +38,6 @@ impl Scripted {
         let model = CpuBackend::with_mtp(config, None, weights, Some(head), options())?;
         Ok(Self { model, right })
     }
-
-    /// The token that is guessed after `len` tokens of the sequence `number`.
-    fn guess(&self, number: usize, len: usize) -> usize {
-        let right = tokens(number).get(len).map_or(0, |token| *token as usize);
-        let hash = (len * 2_654_435_761 + number * 40_503) / 7 % 100;
-        if hash < self.right { right } else { (right + 1) % VOCAB }
-    }
 }
 
 impl Backend for Scripted {
@@ -62,19 +55,12 @@ impl Backend for Scripted {
         budget: usize,
         choose: &mut dyn FnMut(usize, &mut [f32]) -> Option<u32>,
     ) -> Result<DraftOutput, BackendError> {
-        let number = |task: &DraftTask| {
-            let is_first = |number: &usize| tokens(*number)[0] == task.tokens[0];
-            (0..64).find(is_first).expect("the first token of a sequence")
-        };
-        let mut next: Vec<_> = tasks.iter().map(|task| (number(task), task.tokens.len())).collect();
-        let all: Vec<Vec<usize>> = next
-            .iter()
-            .map(|&(number, len)| (len..len + 32).map(|len| self.guess(number, len)).collect())
-            .collect();
-        let first: Vec<usize> = next.iter().map(|(_, len)| *len).collect();
+        let next = tasks.iter().map(|task| (number_of(task.tokens[0]), task.tokens.len()));
+        let mut next: Vec<_> = next.collect();
+        let right = self.right;
         Backend::draft(&mut self.model, tasks, budget, &mut |task, logits| {
-            let len = &mut next[task].1;
-            logits[all[task][*len - first[task]]] = 1e4;
+            let (number, len) = &mut next[task];
+            logits[guess(right, *number, *len)] = 1e4;
             *len += 1;
             choose(task, logits)
         })
@@ -108,7 +94,7 @@ fn head_weights(head: &DecoderConfig) -> Result<Weights, ModelError> {
     Weights::from_tensors("random head", tensors)
 }
 
-/// Seconds that a prompt of tokens of its own takes.
+/// Seconds that a prompt takes of which nothing is cached.
 async fn prompt_time(engine: &Engine, number: usize) -> f64 {
     engine.cache().flush().await.expect("it runs");
     let prompt: Vec<u32> =

@@ -198,18 +198,17 @@ impl Nearest {
         let same = |is_same: fn(&Mark, &Mark) -> bool| {
             ours.iter().zip(theirs).take_while(|(mine, their)| is_same(mine, their)).count()
         };
-        let cause =
-            |same| if same_text { None } else { self.cause(ours, theirs, same, text_bytes) };
+        if same_text {
+            return Difference::new(MissReason::OtherTokens);
+        }
+        let cause = |same| self.cause(ours, theirs, same, text_bytes);
         // Most templates show calls whose JSON was only written in another way as before.
         cause(same(Mark::says_the_same))
             .or_else(|| cause(same(|mine, their| mine.digest == their.digest)))
             .unwrap_or_else(|| {
-                Difference::new(if same_text {
-                    MissReason::OtherTokens
-                } else if own.options != other.options {
-                    MissReason::OptionsChanged
-                } else {
-                    MissReason::TemplateChanged
+                Difference::new(match own.options == other.options {
+                    true => MissReason::TemplateChanged,
+                    false => MissReason::OptionsChanged,
                 })
             })
     }

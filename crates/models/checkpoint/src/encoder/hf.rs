@@ -220,12 +220,33 @@ fn theta(keys: &Keys<'_>, kind: &str, older: &str, default: f64) -> Result<f64, 
     if let Some(ropes) = keys.object("rope_parameters")?
         && let Some(rope) = ropes.object(kind)?
     {
-        if !matches!(rope.text("rope_type")?, None | Some("default")) {
-            return Err(rope.unsupported("rope_type", "`default`"));
-        }
-        return Ok(rope.positive("rope_theta")?.unwrap_or(default));
+        return unscaled_theta(&rope, default);
     }
     Ok(keys.positive(older)?.unwrap_or(default))
+}
+
+/// The base of the rotary embedding that `rope` describes, which must not be scaled.
+fn unscaled_theta(rope: &Keys<'_>, default: f64) -> Result<f64, ModelError> {
+    if !matches!(rope.text("rope_type")?, None | Some("default")) {
+        return Err(rope.unsupported("rope_type", "`default`"));
+    }
+    Ok(rope.positive("rope_theta")?.unwrap_or(default))
+}
+
+/// Refuses another function of the MLPs than `function`, which is the default.
+fn check_function(keys: &Keys<'_>, name: &str, function: &str) -> Result<(), ModelError> {
+    match keys.text(name)? {
+        Some(other) if other != function => Err(keys.unsupported(name, &format!("`{function}`"))),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses options that change the result and are not computed.
+fn check_absent(keys: &Keys<'_>, names: &[&str]) -> Result<(), ModelError> {
+    match names.iter().find(|name| keys.value(name).is_some()) {
+        Some(name) => Err(keys.unsupported(name, "nothing")),
+        None => Ok(()),
+    }
 }
 
 /// Layers of two types, as `layer_types` says, or else `is_full` for the index of a layer.
@@ -261,15 +282,8 @@ fn alternating(
 fn gemma(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     let (hidden_size, heads) =
         (keys.required("hidden_size")?, keys.required("num_attention_heads")?);
-    for key in ["rope_scaling", "attn_logit_softcapping"] {
-        if keys.value(key).is_some() {
-            return Err(keys.unsupported(key, "nothing"));
-        }
-    }
-    match keys.text("hidden_activation")? {
-        None | Some("gelu_pytorch_tanh") => {}
-        Some(_) => return Err(keys.unsupported("hidden_activation", "`gelu_pytorch_tanh`")),
-    }
+    check_absent(keys, &["rope_scaling", "attn_logit_softcapping"])?;
+    check_function(keys, "hidden_activation", "gelu_pytorch_tanh")?;
     let global = theta(keys, "full_attention", "rope_theta", 1e6)?;
     let local = theta(keys, "sliding_attention", "rope_local_base_freq", 1e4)?;
     let window = Some(keys.size("sliding_window")?.unwrap_or(4096) / 2);
@@ -313,22 +327,15 @@ fn gemma(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
 fn eurobert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     let (hidden_size, heads) =
         (keys.required("hidden_size")?, keys.required("num_attention_heads")?);
-    match keys.text("hidden_act")? {
-        None | Some("silu") => {}
-        Some(_) => return Err(keys.unsupported("hidden_act", "`silu`")),
-    }
-    if keys.value("rope_scaling").is_some() {
-        return Err(keys.unsupported("rope_scaling", "nothing"));
-    }
-    let theta = match keys.object("rope_parameters")? {
-        Some(rope) if !matches!(rope.text("rope_type")?, None | Some("default")) => {
-            return Err(rope.unsupported("rope_type", "`default`"));
-        }
-        Some(rope) => rope.positive("rope_theta")?,
-        None => keys.positive("rope_theta")?,
-    };
+    check_function(keys, "hidden_act", "silu")?;
+    check_absent(keys, &["rope_scaling"])?;
     // The default of the published code.
-    let layer = EncoderLayer { rope_theta: Some(theta.unwrap_or(10_000.0)), window: None };
+    const THETA: f64 = 10_000.0;
+    let theta = match keys.object("rope_parameters")? {
+        Some(rope) => unscaled_theta(&rope, THETA)?,
+        None => keys.positive("rope_theta")?.unwrap_or(THETA),
+    };
+    let layer = EncoderLayer { rope_theta: Some(theta), window: None };
     let head_dim = keys.size("head_dim")?.unwrap_or(hidden_size / heads);
     let mlp_bias = keys.flag("mlp_bias")?.unwrap_or(false);
     Ok(EncoderConfig {
@@ -364,13 +371,8 @@ fn eurobert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
 fn modernbert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     let (hidden_size, heads) =
         (keys.required("hidden_size")?, keys.required("num_attention_heads")?);
-    match keys.text("hidden_activation")? {
-        None | Some("gelu") => {}
-        Some(_) => return Err(keys.unsupported("hidden_activation", "`gelu`")),
-    }
-    if keys.value("rope_scaling").is_some() {
-        return Err(keys.unsupported("rope_scaling", "nothing"));
-    }
+    check_function(keys, "hidden_activation", "gelu")?;
+    check_absent(keys, &["rope_scaling"])?;
     let global = theta(keys, "full_attention", "global_rope_theta", 160_000.0)?;
     let local = theta(keys, "sliding_attention", "local_rope_theta", 10_000.0)?;
     let window = Some(keys.size("local_attention")?.unwrap_or(128) / 2);

@@ -110,7 +110,7 @@ impl EncoderConfig {
         };
         let is_around = self.order == super::NormOrder::Around;
         let mlp = |name: &str, shape, bias| linear(&at(name), shape, bias);
-        // The norm of the embeddings stands in for it.
+        // The embeddings are normalized already.
         let is_first = index == 0 && self.order == super::NormOrder::Before && self.embedding_norm;
         EncoderLayerWeights {
             qkv: [

@@ -104,12 +104,12 @@ def cleared_result(request):
 
 
 def changed_task(request):
-    """What the user said first, in other words, or with another date beside it."""
+    """The first message of the user, with a date after it."""
     replace([message for message in conversation(request) if message.get("role") == "user"][:1], "(?s)$", " Today is Monday.")
 
 
 def moved_reminder(request):
-    """A reminder that stands at the end of the conversation, and no longer at its beginning."""
+    """A reminder that is at the end of the conversation, and no longer at its beginning."""
     first = next(message for message in conversation(request) if message.get("role") == "user")
     if isinstance(first["content"], list) and len(first["content"]) > 1:
         reminder = first["content"].pop(0)
@@ -183,11 +183,9 @@ BREAKERS = {
 def record(binary, modules, root):
     """The last two requests of each agent."""
     folders = {agent.name: root / agent.name for agent in run.AGENTS}
-    server = run.serve(binary, folders, root)
+    server, url = run.serve(binary, folders, root)
     recorded = {}
     try:
-        listening = (line for line in server.stdout if line.startswith("listening on "))
-        url = next(listening).removeprefix("listening on ").strip()
         for agent in run.AGENTS:
             recorder = Recorder(url)
             paths = folders[agent.name], root / f"{agent.name}-home"

@@ -35,11 +35,11 @@ class Proxy:
         self.address = f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def changed(self, path, body):
-        """The body to send instead of `body`, and what `record` is to be told of it."""
+        """Returns the body to send instead of `body`, and the `note` for `record`."""
         return body, None
 
     def record(self, path, note, status, body, reply):
-        """Is told of each request, with the body that was sent and the text of the reply."""
+        """Called after each request, with the body that was sent and the text of the reply."""
 
     def forward(self, handler, body):
         note = None

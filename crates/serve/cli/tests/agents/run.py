@@ -185,7 +185,7 @@ AGENTS = [
 
 
 def serve(binary, folders, root):
-    """Starts a server whose model recites the scripts of all agents."""
+    """Starts a server whose model recites the scripts of all agents. Returns it with its address."""
     scripts = {"script:text": ["All is done."]}
     rules = []
     for agent in AGENTS:
@@ -196,7 +196,9 @@ def serve(binary, folders, root):
     scripted.write(root / "model", scripts, template, 1 << 17)
     command = [binary, "serve", "--port", "0", "--kv-memory", "256M", "--model", root / "model"]
     command += ["--served-model-name", "scripted"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    listening = (line for line in server.stdout if line.startswith("listening on "))
+    return server, next(listening).removeprefix("listening on ").strip()
 
 
 def launch(agent, binary, binaries, url):
@@ -239,11 +241,9 @@ def main():
     with tempfile.TemporaryDirectory() as root:
         root = pathlib.Path(root)
         folders = {agent.name: root / agent.name for agent in AGENTS}
-        server = serve(binary, folders, root)
+        server, url = serve(binary, folders, root)
+        failed = False
         try:
-            listening = (line for line in server.stdout if line.startswith("listening on "))
-            url = next(listening).removeprefix("listening on ").strip()
-            failed = False
             for agent in AGENTS:
                 paths = folders[agent.name], root / f"{agent.name}-home"
                 ways = {"own settings": lambda: agent.start(modules / ".bin", url, *paths)}

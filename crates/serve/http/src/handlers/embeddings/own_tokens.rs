@@ -1,8 +1,8 @@
 //! Finds inputs that are token ids of another tokenizer.
 //!
 //! Clients of OpenAI's API, such as LangChain, send the ids of OpenAI's tokenizer unless they are
-//! told otherwise. Most of these ids are in the vocabularies of other models, too, where they stand
-//! for other texts, so that the vectors would be wrong without an error. The ids of the model's own
+//! configured otherwise. Most of these ids are in the vocabularies of other models, too, with another
+//! meaning, so that the vectors would be wrong without an error. The ids of the model's own
 //! tokenizer have its special tokens around the text, without which a vector would be wrong as well.
 
 use stolon::Error;
@@ -30,7 +30,7 @@ pub(super) async fn check(app: &App, prompts: &[Prompt], is_list: bool) -> Resul
     let (before, after) = (&whole[..start], &whole[start + plain.len()..]);
     for (index, prompt) in prompts.iter().enumerate() {
         let Prompt::Tokens(tokens) = prompt else { continue };
-        // An empty input has an error of its own.
+        // An empty input is refused later.
         if tokens.is_empty() || tokens.starts_with(before) && tokens.ends_with(after) {
             continue;
         }
