@@ -13,8 +13,8 @@ Tasks:
     perplexity  of English documentation and of Python sources, which come with Python, for each file
                 and for its weights widened to F16 with an f32 KV cache; fails if it differs from
                 llama.cpp's by more than the limits
-    kv          the same with each type of KV cache, in windows of --window tokens, Stolon alone: the
-                difference from f32
+    kv          the same with each type of KV cache of both engines, in windows of --window tokens:
+                the difference from the engine's own f32
     greedy      continuations of prompts (--prompts): how often the first token is the same, and how many tokens
                 agree, next to the same figures of llama.cpp with another type of KV cache
     chat        a conversation of ten turns with SmolLM2, whose answers with a warm cache equal those of
@@ -125,9 +125,10 @@ class Stolon:
 
 
 class Llama:
-    """A model in llama.cpp, through its C interface."""
+    """A model in llama.cpp, through its C interface. `kv_type` is that of keys and values, or the two
+    with a slash between them; `positions`, how many the cache holds."""
 
-    def __init__(self, path, threads, kv_type="F16"):
+    def __init__(self, path, threads, kv_type="F16", positions=2 * WINDOW):
         import ctypes
 
         import llama_cpp as lc
@@ -139,9 +140,11 @@ class Llama:
         lc.llama_backend_init()
         self.model = lc.llama_model_load_from_file(str(path).encode(), lc.llama_model_default_params())
         params = lc.llama_context_default_params()
-        params.n_ctx = params.n_batch = params.n_ubatch = 2 * WINDOW
+        params.n_ctx, params.n_batch, params.n_ubatch = positions, 2 * WINDOW, 2 * WINDOW
         params.n_threads = params.n_threads_batch = threads
-        params.type_k = params.type_v = getattr(lc, f"GGML_TYPE_{kv_type}")
+        params.type_k, params.type_v = (
+            getattr(lc, f"GGML_TYPE_{part}") for part in (kv_type.split("/") * 2)[:2]
+        )
         self.context = lc.llama_init_from_model(self.model, params)
         self.memory = lc.llama_get_memory(self.context)
         self.vocabulary = lc.llama_model_get_vocab(self.model)
@@ -184,12 +187,13 @@ class Llama:
 
     def score(self, tokens):
         self.lc.llama_memory_clear(self.memory, True)
-        rows = self.logits(tokens, 0, "all")
         total = []
-        for row, token in zip(rows, tokens[1:]):
-            row = row.astype(self.numpy.float64)
-            largest = row.max()
-            total.append(row[token] - largest - math.log(self.numpy.exp(row - largest).sum()))
+        for start in range(0, len(tokens) - 1, 2 * WINDOW):
+            rows = self.logits(tokens[start : start + 2 * WINDOW], start, "all")
+            for row, token in zip(rows, tokens[start + 1 :]):
+                row = row.astype(self.numpy.float64)
+                largest = row.max()
+                total.append(row[token] - largest - math.log(self.numpy.exp(row - largest).sum()))
         return math.fsum(total)
 
     def continuation(self, tokens):
@@ -263,22 +267,34 @@ def perplexity(options, path, kinds):
 
 
 def kv_types(options, path):
-    """Perplexity with each type of KV cache, and its difference from f32."""
+    """Perplexity with each type of KV cache, and its difference from the engine's own f32."""
     print(f"\n### Perplexity of {path.name} by KV type, windows of {options.window:,} tokens\n")
     print("| KV | " + " | ".join(f"{name} | " for name in texts()) + " |\n|---|" + "---|---|" * len(texts()))
-    exact = {}
-    for kv_type in options.kv_types:
-        row = [kv_type]
-        with Stolon(options.stolon, path, "--kv-dtype", kv_type) as stolon:
-            for name, text in texts().items():
-                tokens = stolon.post("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
-                begin = stolon.post("/tokenize", {"prompt": ""})["tokens"]
-                tokens, step = tokens[: options.tokens], options.window - len(begin)
-                windows = [begin + tokens[i : i + step] for i in range(0, len(tokens), step)]
-                scored = sum(len(window) - 1 for window in windows)
-                got = math.exp(-math.fsum(stolon.score(window) for window in windows) / scored)
-                row += [f"{got:.4f}", f"{got / exact.setdefault(name, got) - 1:+.3%}"]
-        print("| " + " | ".join(row) + " |", flush=True)
+    with Stolon(options.stolon, path) as stolon:
+        windows = {}
+        for name, text in texts().items():
+            tokens = stolon.post("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
+            begin = stolon.post("/tokenize", {"prompt": ""})["tokens"]
+            tokens, step = tokens[: options.tokens], options.window - len(begin)
+            windows[name] = [begin + tokens[i : i + step] for i in range(0, len(tokens), step)]
+
+    def rows(name, kv_types, engine):
+        exact = {}
+        for kv_type in kv_types:
+            row = [f"{name}, {kv_type}"]
+            with engine(kv_type) as opened:
+                for text, parts in windows.items():
+                    scored = sum(len(part) - 1 for part in parts)
+                    got = math.exp(-math.fsum(opened.score(part) for part in parts) / scored)
+                    row += [f"{got:.4f}", f"{got / exact.setdefault(text, got) - 1:+.3%}"]
+            print("| " + " | ".join(row) + " |", flush=True)
+
+    rows("Stolon", options.kv_types, lambda kv_type: Stolon(options.stolon, path, "--kv-dtype", kv_type))
+    rows(
+        "llama.cpp",
+        options.llama_kv_types,
+        lambda kv_type: Llama(path, options.threads, kv_type, options.window),
+    )
 
 
 def agreement(first, second):
@@ -393,7 +409,9 @@ def main():
     parser.add_argument("--stolon-only", action="store_true", help="do not give `questions` to llama.cpp")
     parser.add_argument("--window", type=int, default=4096, help="tokens of a window of `kv`")
     types = ["f32", "bf16", "f16", "int8", "k8v4", "int4"]
-    parser.add_argument("--kv-types", nargs="*", default=types, help="types of `kv`")
+    parser.add_argument("--kv-types", nargs="*", default=types, help="types of `kv`, the exact one first")
+    theirs = ["F32", "Q8_0", "Q8_0/Q4_0", "Q4_0"]
+    parser.add_argument("--llama-kv-types", nargs="*", default=theirs, help="the same of llama.cpp")
     options = parser.parse_args()
     files = [options.models / name for name in fetch_models.FILES]
     options.plain = layout.keep_off_tiles(files[0])

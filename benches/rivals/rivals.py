@@ -1,4 +1,4 @@
-"""Compares Stolon with llama.cpp, ik_llama.cpp, PyTorch and OpenVINO GenAI on random weights of the shape of Qwen3-0.6B.
+"""Compares Stolon with llama.cpp, ik_llama.cpp, PyTorch and OpenVINO GenAI on random weights of a shape of weights.py.
 
 Not part of the build or of CI. Needs Python 3.10 or later and about 3 GB of disk space:
 
@@ -14,9 +14,9 @@ affects all of them alike. The table shows medians, and the fastest run in brack
 
 If a virtual machine traps llama.cpp's AMX int8 instructions, leave `llama-q8` out of --engines and use
 `llama-q8-plain`; if it traps PyTorch's AMX instructions, set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16. OpenVINO
-(`openvino`, `openvino-int8`, `openvino-int4`), `stolon-q4` and `llama-q4` run if they are named;
-worker_openvino.py says what OpenVINO needs, and worker_ik.py what ik_llama.cpp needs (`ik-bf16`, `ik-q8`,
-`ik-q4`, and `-repack` behind them, with --ik).
+(`openvino`, `openvino-int8`, `openvino-int4`) and ik_llama.cpp (`ik-bf16`, and others with --ik) run if they
+are named; worker_openvino.py and worker_ik.py say what they need. So do `stolon`, `llama` and `ik` with weights
+in Q4_0 (`-q4`), Q4_K_M (`-q4km`) and IQ4_XS (`-iq4`). Behind those of ik_llama.cpp, `-repack` may follow.
 """
 
 import argparse
@@ -48,6 +48,9 @@ WORKS = [
     ("deep 4096 16", "at 4,096", 1),
     ("deep 16384 16", "at 16,384", 1),
 ]
+# Weights in GGUF files, and those that weights.py writes itself.
+TYPES = {"bf16": "BF16", "q8": "Q8_0", "q4": "Q4_0", "q4km": "Q4_K_M", "iq4": "IQ4_XS"}
+WRITTEN = ("BF16", "Q8_0", "Q4_0")
 LINEAR = [(f"linear {rows}", f"{rows} rows", rows) for rows in (1, 8, 64, 512)]
 LINEAR_ENGINES = ["stolon-bf16", "torch", "stolon-f32", "gemm-f32", "matrixmultiply-f32"]
 MODEL_ENGINES = ["stolon", "stolon-avx512", "stolon-avx2", "stolon-q8", "torch", "llama-bf16", "llama-q8"]
@@ -135,20 +138,19 @@ def engines(folder, stolon, ik, threads, names):
         "stolon": (own("hf"), {}),
         "stolon-avx512": (own("hf"), {"STOLON_CPU_PATH": "avx512"}),
         "stolon-avx2": (own("hf"), {"STOLON_CPU_PATH": "avx2"}),
-        "stolon-q8": (own("Q8_0.gguf"), {}),
-        "stolon-q4": (own("Q4_0.gguf"), {}),
         "torch": ([*python, HERE / "worker_torch.py", folder / "hf", threads], {}),
         "openvino": (openvino("fp16"), {}),
         "openvino-int8": (openvino("int8"), {}),
         "openvino-int4": (openvino("int4"), {}),
-        "llama-bf16": (llama("BF16"), {}),
-        "llama-q8": (llama("Q8_0"), {}),
-        "llama-q4": (llama("Q4_0"), {}),
         "llama-q8-plain": ([*llama("Q8_0"), "plain"], {}),
     }
-    for name, kind in (("ik-bf16", "BF16"), ("ik-q8", "Q8_0"), ("ik-q4", "Q4_0")):
-        known[name] = (ik_llama(kind), {})
-        known[f"{name}-repack"] = (ik_llama(kind, "repack"), {})
+    for suffix, kind in TYPES.items():
+        if any(re.search(rf"-{suffix}(-|$)", name) for name in names) and kind not in WRITTEN:
+            weights.quantized(folder, kind)
+        known[f"stolon-{suffix}"] = (own(f"{kind}.gguf"), {})
+        known[f"llama-{suffix}"] = (llama(kind), {})
+        known[f"ik-{suffix}"] = (ik_llama(kind), {})
+        known[f"ik-{suffix}-repack"] = (ik_llama(kind, "repack"), {})
     for library in ("stolon-bf16", "stolon-f32", "gemm-f32", "matrixmultiply-f32"):
         environment = {"MATMUL_NUM_THREADS": threads}
         known[library] = ([stolon.with_name("linear"), library, threads], environment)
@@ -162,6 +164,7 @@ def main():
     parser.add_argument("--folder", type=pathlib.Path, default=HERE / "weights", help="folder for the random weights")
     parser.add_argument("--stolon", type=pathlib.Path, default=HERE / "target/release/stolon-rivals", help="the Stolon worker")
     parser.add_argument("--ik", type=pathlib.Path, help="folder with the programs of ik_llama.cpp")
+    parser.add_argument("--shape", default="qwen3", choices=weights.SHAPES, help="shape of the weights")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds, after one to warm up")
     parser.add_argument("--threads", default=str(len(os.sched_getaffinity(0))), help="threads per engine")
     parser.add_argument("--engines", nargs="*", help="engines to run; default: those of bf16 and 8 bits, without OpenVINO")
@@ -169,7 +172,7 @@ def main():
     parser.add_argument("--works", nargs="*", help="run only tasks that begin with one of these words; default: all")
     options = parser.parse_args()
 
-    folder = weights.make(options.folder)
+    folder = weights.make(options.folder, options.shape)
     chosen = options.works or [""]
     all_works = LINEAR if options.linear else WORKS
     works = [work for work in all_works if any(work[0].startswith(start) for start in chosen)]

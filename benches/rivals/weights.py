@@ -1,11 +1,15 @@
-"""Random weights of two shapes with a vocabulary of 32,768, a folder for each.
+"""Random weights of three shapes with a vocabulary of 32,768, a folder for each.
 
     qwen3      the shape of Qwen3-0.6B: 474 million parameters, attention in all 28 layers
     qwen3.5    the shape of Qwen3.5-0.8B: 532 million, Gated DeltaNet in 18 of 24 layers
+    qwen3-moe  a small relative of Qwen3-30B-A3B: 24 layers of 48 experts, of which a token uses 6;
+               1.97 billion parameters, 385 million for a token
 
 weights.make(FOLDER, SHAPE) writes FOLDER/SHAPE/hf (safetensors in bf16, for PyTorch, OpenVINO, vLLM and Stolon),
 and BF16.gguf, Q8_0.gguf and Q4_0.gguf next to it (for llama.cpp and Stolon) unless they are there, and says
 where. A token is a byte or a made-up word, so that servers can send each token as text.
+
+weights.quantized(FOLDER, TYPE) lets llama.cpp write BF16.gguf in one of its mixtures, such as Q4_K_M.
 """
 
 import json
@@ -83,9 +87,50 @@ class Qwen3:
             ("input_layernorm.weight", "attn_norm.weight", [HIDDEN]),
             *self.mixer(index),
             ("post_attention_layernorm.weight", f"{second_norm}.weight", [HIDDEN]),
+            *self.mlp(),
+        ]
+
+    def mlp(self):
+        return [
             ("mlp.gate_proj.weight", "ffn_gate.weight", [self.inner, HIDDEN]),
             ("mlp.up_proj.weight", "ffn_up.weight", [self.inner, HIDDEN]),
             ("mlp.down_proj.weight", "ffn_down.weight", [HIDDEN, self.inner]),
+        ]
+
+
+class Qwen3Moe(Qwen3):
+    """Experts in all layers."""
+
+    arch, layers, inner, kv_heads, experts, used = "qwen3moe", 24, 512, 4, 48, 6
+
+    def config(self):
+        return {
+            **super().config(),
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "moe_intermediate_size": self.inner,
+            "num_experts": self.experts,
+            "num_experts_per_tok": self.used,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
+
+    def metadata(self, writer):
+        super().metadata(writer)
+        writer.add_expert_count(self.experts)
+        writer.add_expert_used_count(self.used)
+        writer.add_expert_feed_forward_length(self.inner)
+
+    def mlp(self):
+        """The matrices of all experts are one tensor in GGUF, and one tensor each in safetensors."""
+        size = {"gate": [self.inner, HIDDEN], "up": [self.inner, HIDDEN], "down": [HIDDEN, self.inner]}
+        return [
+            ("mlp.gate.weight", "ffn_gate_inp.weight", [self.experts, HIDDEN]),
+            *(
+                (f"mlp.experts.{{}}.{part}_proj.weight", f"ffn_{part}_exps.weight", [self.experts, *size[part]])
+                for part in size
+            ),
         ]
 
 
@@ -144,7 +189,7 @@ class Qwen35(Qwen3):
         return super().layer(index, "post_attention_norm")
 
 
-SHAPES = {"qwen3": Qwen3(), "qwen3.5": Qwen35()}
+SHAPES = {"qwen3": Qwen3(), "qwen3.5": Qwen35(), "qwen3-moe": Qwen3Moe()}
 
 
 def tensors(shape):
@@ -167,7 +212,8 @@ def tensors(shape):
             # Values large enough that the recurrence matters.
             values = values * 20.0
             others = values.squeeze(1)
-        yield f"model.{hf}", gg, values.to(torch.bfloat16), others.to(torch.bfloat16)
+        rounded = values.to(torch.bfloat16)
+        yield f"model.{hf}", gg, rounded, rounded if others is values else others.to(torch.bfloat16)
 
 
 def vocabulary():
@@ -187,7 +233,7 @@ def write_tokenizer(folder):
 
 
 def write_gguf(path, shape, named, kind):
-    """Vectors and convolutions stay f32, as llama.cpp wants them."""
+    """Vectors, convolutions and routers stay f32, as llama.cpp wants them."""
     writer = gguf.GGUFWriter(path, shape.arch)
     shape.metadata(writer)
     writer.add_tokenizer_model("gpt2")
@@ -197,7 +243,7 @@ def write_gguf(path, shape, named, kind):
     writer.add_token_merges(["t h"])
     for name, values in named:
         values = numpy.ascontiguousarray(values.to(torch.float32).numpy())
-        if values.ndim == 1 or name.endswith("ssm_conv1d.weight"):
+        if values.ndim == 1 or name.endswith(("ssm_conv1d.weight", "ffn_gate_inp.weight")):
             writer.add_tensor(name, values)
         else:
             writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
@@ -216,10 +262,28 @@ def make(folder, name="qwen3"):
     write_tokenizer(folder / "hf")
     both = list(tensors(shape))
     (folder / "hf" / "config.json").write_text(json.dumps(shape.config(), indent=1))
-    named = {hf: values for hf, _, values, _ in both}
+    named = {}
+    for hf, _, values, _ in both:
+        # `{}` stands for the number of an expert.
+        named |= {hf.format(index): part.clone() for index, part in enumerate(values)} if "{}" in hf else {hf: values}
     save_file(named, folder / "hf" / "model.safetensors", metadata={"format": "pt"})
     kinds = gguf.GGMLQuantizationType
     for kind in (kinds.BF16, kinds.Q8_0, kinds.Q4_0):
         write_gguf(folder / f"{kind.name}.gguf", shape, [(gg, values) for _, gg, _, values in both], kind)
     done.touch()
     return folder
+
+
+def quantized(folder, kind):
+    path = pathlib.Path(folder) / f"{kind}.gguf"
+    if not path.exists():
+        import llama_cpp as lc
+
+        params = lc.llama_model_quantize_default_params()
+        params.ftype = getattr(lc, f"LLAMA_FTYPE_MOSTLY_{kind}")
+        unfinished = path.with_suffix(".part")
+        source = path.with_name("BF16.gguf")
+        if lc.llama_model_quantize(str(source).encode(), str(unfinished).encode(), params) != 0:
+            raise SystemExit(f"llama.cpp could not write {path}")
+        unfinished.rename(path)
+    return path
