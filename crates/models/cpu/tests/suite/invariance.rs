@@ -75,15 +75,14 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// Checks all pairs of block sizes, chunk sizes and thread counts.
+    /// Checks sizes of blocks and of chunks, and thread counts. Each backend computes with two of the
+    /// four sizes of chunks, in turn.
     fn check_chunking(&self, expected: &[Vec<f32>]) {
+        let chunks = [1, 7, 64, self.tokens.len()];
         for (row, block_size) in [1, 4, 16, 32].into_iter().enumerate() {
             for (number, &threads) in self.threads.iter().enumerate() {
                 let mut backend = self.backend(block_size, threads);
-                let chunks = [1, 7, 64, self.tokens.len()].into_iter();
-                for chunk in
-                    chunks.skip((row + number) % self.threads.len()).step_by(self.threads.len())
-                {
+                for chunk in chunks.into_iter().skip((row + number) % 2).step_by(2) {
                     let table = run::table(2, self.tokens.len(), block_size);
                     let rows = run::rows(&mut *backend, &self.tokens, 0, chunk, &table);
                     let what =
