@@ -299,8 +299,14 @@ async fn client(
             }
             let answer = stream.collect_text().await.expect("an answer");
             counts.answers.fetch_add(1, Ordering::Relaxed);
-            if bits(&answer) != question.answer {
+            let got = bits(&answer);
+            if got != question.answer {
                 counts.wrong.fetch_add(1, Ordering::Relaxed);
+                // What can be known of a failure that comes once in many thousands.
+                println!(
+                    "wrong, {} prompt tokens, {session:?}, {:?}:\n{got:x?}, expected\n{:x?}",
+                    question.prompt_len, answer.finish.usage, question.answer
+                );
             }
         }
         if let Some(id) = session {
