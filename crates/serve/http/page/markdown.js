@@ -1,8 +1,9 @@
 // Shows Markdown as elements. The library only splits the text into tokens; the elements are made
 // here, from a fixed list, so HTML in a text is shown as text and nothing is loaded.
 
-import { lexer } from "./marked.js";
+import { lexer, use } from "./marked.js";
 import { el } from "./dom.js";
+import { FORMULAS, formula } from "./formulas.js";
 import { highlight } from "./syntax.js";
 
 /** Longer texts are shown as they are, because splitting them would make the page slow. */
@@ -13,6 +14,8 @@ const SAFE_LINK = /^(https?:|mailto:)/i;
 const ENTITIES = {
   "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#39;": "'", "&nbsp;": "\u00a0",
 };
+
+use({ extensions: FORMULAS });
 
 /** A growing text, as elements. Only blocks that have changed are made again. */
 export class Markdown {
@@ -52,6 +55,7 @@ function block(token) {
     case "list": return list(token);
     case "table": return table(token);
     case "hr": return el("hr");
+    case "formula": return el("p", {}, formula(token));
     case "space": return document.createTextNode("");
     case "text":
       return token.tokens
@@ -107,6 +111,7 @@ function inline(tokens = []) {
       case "codespan": return el("code", {}, token.text);
       case "br": return el("br");
       case "link": return link(token);
+      case "formula": return formula(token);
       // Images are not loaded, because the request would tell others what was asked.
       case "image": return link({ ...token, tokens: [{ type: "text", text: token.text }] });
       case "text": case "escape":

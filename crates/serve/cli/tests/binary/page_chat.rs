@@ -115,6 +115,39 @@ async fn a_chat_is_deleted() {
     nothing_went_wrong(&server, &browser).await;
 }
 
+/// Goal: formulas become MathML. Amounts of money, code, and what the library of formulas refuses
+/// stay as they are written, and a formula has neither links nor pictures.
+#[tokio::test]
+#[ignore = "needs chromium and chromium-driver; .ci/deep runs it"]
+async fn formulas_are_shown() {
+    let (server, browser) = demo(&[]).await;
+    let answer = "The area is $\\pi r^2$ and \\(a \\lt b\\), for $5 or $6, not `$x$`.\n\n\
+                  $$\n\\frac{a}{b}\n+ c\n$$\n\n\
+                  So:\n\\[ x = 1 \\]\nDone.\n\n\
+                  $\\href{javascript:document.title=1}{y}$ $\\includegraphics{https://example.org/}$\n\n\
+                  $\\frac{1}{$ and $\\def\\a{\\a\\a}\\a$.";
+    keep_chat(&browser, answer).await;
+    browser.open(&server.url("/")).await;
+    browser.wait_for("document.querySelector('.words math')").await;
+    for (selector, expected) in [
+        (".words math msup", json!(["r2"])),
+        (".words math mo.tml-prime, .words math a, .words math img, .words math mglyph", json!([])),
+        (".words .displayed mfrac", json!(["ab"])),
+        (".words code", json!(["$x$"])),
+    ] {
+        assert_eq!(texts(&browser, selector).await, expected, "{selector}");
+    }
+    let displayed = "return document.querySelectorAll('.words math[display=block]').length";
+    assert_eq!(browser.script(displayed).await, 2);
+    let links = "return document.querySelectorAll('.words [href], .words [src]').length";
+    assert_eq!(browser.script(links).await, 0);
+    let text = texts(&browser, ".words").await[0].to_string();
+    for part in ["for $5 or $6", "$\\\\frac{1}{$", "$\\\\def\\\\a{"] {
+        assert!(text.contains(part), "{text}");
+    }
+    nothing_went_wrong(&server, &browser).await;
+}
+
 /// Goal: Markdown becomes elements, and everything else in an answer is shown as text: no HTML, no
 /// image, no script behind a link.
 #[tokio::test]

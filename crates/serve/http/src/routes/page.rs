@@ -47,6 +47,7 @@ static FILES: &[File] = &files! {
     "chats.js": SCRIPT,
     "connection.js": SCRIPT,
     "dom.js": SCRIPT,
+    "formulas.js": SCRIPT,
     "icon.svg": IMAGE,
     "inspector.js": SCRIPT,
     "main.js": SCRIPT,
@@ -61,6 +62,7 @@ static FILES: &[File] = &files! {
     "style.css": STYLE,
     "syntax.js": SCRIPT,
     "system.js": SCRIPT,
+    "temml.js": SCRIPT,
     "tree.js": SCRIPT,
     "versions.js": SCRIPT,
 };
