@@ -32,9 +32,12 @@ impl KvSource for Tiers {
             false => self.note_use(open, lookup, &tokens),
         };
         let load = match lookup.checkpoint_positions {
-            0 => self.load(open, lookup, &tokens),
-            _ => open.with_checkpoint(lookup, &tokens).and_then(|(cached, tokens)| {
-                self.load(open, &PromptLookup { cached, ..lookup.clone() }, &tokens)
+            0 => {
+                let found = open.find(&lookup.namespace, &tokens, lookup.cached);
+                self.load(open, lookup, &tokens, found)
+            }
+            _ => open.with_checkpoint(lookup, &tokens).and_then(|(cached, tokens, found)| {
+                self.load(open, &PromptLookup { cached, ..lookup.clone() }, &tokens, found)
             }),
         };
         Prefetch { save, load }
@@ -42,12 +45,18 @@ impl KvSource for Tiers {
 }
 
 impl Tiers {
-    /// Decides which records of a prompt are read, and begins to read them. `tokens` are those of
-    /// the prompt, or of its beginning and a checkpoint.
-    fn load(&self, open: &Open, prompt: &PromptLookup, tokens: &NamedTokens) -> Option<PendingKv> {
+    /// Decides which of the records that were found of a prompt are read, and begins to read them.
+    /// `tokens` are those of the prompt, or of its beginning and a checkpoint.
+    fn load(
+        &self,
+        open: &Open,
+        prompt: &PromptLookup,
+        tokens: &NamedTokens,
+        found: Found,
+    ) -> Option<PendingKv> {
         let shape = open.disk.shape();
         let record_positions = shape.record_positions();
-        let Found { places, on_disk, stored } = open.find(&prompt.namespace, tokens, prompt.cached);
+        let Found { places, on_disk, stored } = found;
         let last = stored.checked_sub(1).and_then(|last| places.get(last));
         let lookup = Lookup {
             cached: prompt.cached,
@@ -111,28 +120,39 @@ impl Open {
     /// and longer than the part that does not have to be computed anyway, that is stored with its
     /// checkpoint. It is followed by the positions of the checkpoint. The number is how many of its
     /// positions are in the pool.
+    ///
+    /// What was found is not looked up again: a record that is evicted meanwhile cannot be read, and
+    /// then nothing is. A second look would find fewer records, whose last one is no checkpoint.
     fn with_checkpoint(
         &self,
         prompt: &PromptLookup,
         tokens: &NamedTokens,
-    ) -> Option<(usize, NamedTokens)> {
+    ) -> Option<(usize, NamedTokens, Found)> {
         let (shape, record) = (self.disk.shape(), self.disk.shape().record_positions());
         if !prompt.checkpoint_positions.is_multiple_of(record) {
             return None;
         }
-        let places: Vec<Place> = shape.places(&prompt.namespace, tokens).collect();
-        let (_, stored) = self.stored(prompt.cached / record, &places);
+        let mut places: Vec<Place> = shape.places(&prompt.namespace, tokens).collect();
+        let (on_disk, stored) = self.stored(prompt.cached / record, &places);
         let last = stored.min((prompt.tokens.len().checked_sub(1)?) / record);
         let positions = checkpoint_positions(prompt.checkpoint_positions);
-        let count = prompt.resume / record + 1..=last;
         let positions = NamedTokens::from(positions.to_vec());
-        let found = count.rev().find(|&count| {
+        let mut counts = (prompt.resume / record + 1..=last).rev();
+        let (count, checkpoint, of_checkpoint) = counts.find_map(|count| {
             let checkpoint = shape.places_after(places[count - 1].key, 0, &positions);
             let checkpoint: Vec<Place> = checkpoint.collect();
-            self.stored(0, &checkpoint).1 == checkpoint.len()
+            let (on_disk, stored) = self.stored(0, &checkpoint);
+            (stored == checkpoint.len()).then_some((count, checkpoint, on_disk))
         })?;
-        let cached = prompt.cached.min(found * record);
-        Some((cached, tokens.prefix_with(found * record, positions.tokens())))
+        let tokens = tokens.prefix_with(count * record, positions.tokens());
+        let first = count * record;
+        places.truncate(count);
+        places.extend(
+            checkpoint.into_iter().map(|place| Place { first: first + place.first, ..place }),
+        );
+        let on_disk = if on_disk < count { on_disk } else { count + of_checkpoint };
+        let stored = places.len();
+        Some((prompt.cached.min(first), tokens, Found { places, on_disk, stored }))
     }
 
     /// Number of blocks of consecutive records.

@@ -4,6 +4,7 @@ mod support {
     pub(crate) mod records;
 }
 
+mod checkpoints;
 mod disk;
 mod disk_events;
 mod format;
