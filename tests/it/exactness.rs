@@ -120,7 +120,7 @@ const TIERS: &[Tier] = &[
 
 impl Tier {
     fn apply(self, builder: EngineBuilder, directory: &Path, sizes: Sizes) -> EngineBuilder {
-        let (disk, small) = (directory.join("disk"), 8 * sizes.record_bytes);
+        let (disk, small) = (directory.join("disk"), sizes.small_disk);
         let builder = match self {
             Tier::Pool => return builder,
             Tier::Disk => builder.kv_cache_dir(disk, 1 << 30),
@@ -149,8 +149,8 @@ impl Tier {
 struct Sizes {
     /// Size of the KV pool in blocks.
     blocks: usize,
-    /// Size of a record of a disk tier in bytes.
-    record_bytes: u64,
+    /// Size of a disk tier that has room for a part, in bytes.
+    small_disk: u64,
     has_state: bool,
 }
 
@@ -390,8 +390,10 @@ async fn compare_tiers(kind: Kind, tiers: &[Tier], answers: usize) -> usize {
     let lens = conversations.iter().flatten().map(|question| question.prompt_len);
     let longest = lens.max().expect("there are questions") + ANSWER_LEN;
     let blocks = 4 * longest.div_ceil(info.block_size) + 4 * info.state_bytes.div_ceil(block_bytes);
-    let record_bytes = (4 * block_bytes + info.state_bytes) as u64;
-    let sizes = Sizes { blocks, record_bytes, has_state: info.state_bytes > 0 };
+    // About three of them with checkpoints. A record is at least one image, however long it is.
+    let kv_bytes = 3 * longest.div_ceil(info.block_size) * block_bytes;
+    let small_disk = (kv_bytes + 8 * info.state_bytes) as u64;
+    let sizes = Sizes { blocks, small_disk, has_state: info.state_bytes > 0 };
     cold.shutdown().await;
     let mut wrong = 0;
     for &tier in tiers {
