@@ -30,11 +30,12 @@ pub(super) fn backend(model: LoadedModel, options: CandleOptions) -> CandleBacke
     CandleBackend::open(model.config, model.weights, options).expect("a valid model")
 }
 
-/// The CPU backend of `model` with exact keys and values.
-pub(super) fn cpu_backend(model: LoadedModel) -> CpuBackend {
+/// The CPU backend of `model` with keys and values in `kv_type`.
+pub(super) fn cpu_backend(model: LoadedModel, block_size: usize, kv_type: KvType) -> CpuBackend {
     let options = CpuOptions {
+        block_size,
         kv_budget: KvBudget::Blocks(128),
-        kv_type: Some(KvType::F32),
+        kv_type: Some(kv_type),
         threads: Some(1),
         ..CpuOptions::default()
     };

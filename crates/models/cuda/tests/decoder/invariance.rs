@@ -39,6 +39,15 @@ fn half_precision_is_batch_invariant() {
     }
 }
 
+/// Goal: the same with KV in int8, for every architecture.
+#[test]
+fn int8_is_batch_invariant() {
+    for name in fixture::names() {
+        subject(&name, CandleOptions { kv_type: Some(KvType::Int8), ..CandleOptions::default() })
+            .check();
+    }
+}
+
 /// Goal: without batch invariance, a warm cache gives the same logits within 0.001 standard
 /// deviations.
 #[test]
