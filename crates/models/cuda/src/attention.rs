@@ -366,7 +366,10 @@ mod tests {
             let plane = || {
                 let values = random(&[slots, 48]);
                 if dtype != DType::U8 {
-                    return Plane { elements: values.to_dtype(dtype).expect("a cast"), scales: None };
+                    return Plane {
+                        elements: values.to_dtype(dtype).expect("a cast"),
+                        scales: None,
+                    };
                 }
                 let zeros = |width, dtype| Tensor::zeros((slots, width), dtype, &device);
                 let elements = zeros(48, DType::U8).expect("codes");

@@ -255,9 +255,7 @@ impl CustomOp3 for SplitAttention<'_> {
         let q = elements(q, q_layout)?;
         let (keys, values) = ((keys, keys_layout), (values, values_layout));
         let output = match self.args.kv.shape.dtype {
-            DType::U8 => {
-                self.on_cpu::<u8>(q, keys, values, |code| f32::from(code.cast_signed()))
-            }
+            DType::U8 => self.on_cpu::<u8>(q, keys, values, |code| f32::from(code.cast_signed())),
             DType::F16 => self.on_cpu(q, keys, values, half::f16::to_f32),
             DType::BF16 => self.on_cpu(q, keys, values, half::bf16::to_f32),
             _ => self.on_cpu::<f32>(q, keys, values, |element| element),

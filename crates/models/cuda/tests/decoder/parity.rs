@@ -101,9 +101,9 @@ fn half_precision_is_near() {
     }
 }
 
-/// Goal: with KV in int8, logits of every architecture are near those of the CPU backend with the
-/// same type, and much nearer than to those without rounding. They are not equal, because the order
-/// of a sum may change a code.
+/// Goal: with KV in int8, logits of every architecture are nearer to those of the CPU backend with
+/// the same type than to those without rounding. They are not equal, because the order of a sum may
+/// change a code, and that the choice of an expert.
 #[test]
 fn int8_matches_the_cpu_backend() {
     for name in fixture::names() {
@@ -126,7 +126,10 @@ fn int8_matches_the_cpu_backend() {
         let (got, exact) = (candle(KvType::Int8), candle(KvType::F32));
         let mut cpu = fixture::cpu_backend(fixture::model(name), 16, KvType::Int8);
         let (from_cpu, from_exact) = (median(&got, &rows(&mut cpu)), median(&got, &exact));
-        println!("{name}: {from_cpu} from the CPU, {from_exact} from f32");
+        assert!(
+            from_cpu < 0.15 * from_exact,
+            "{name}: {from_cpu} from the CPU, {from_exact} from f32"
+        );
     }
 }
 
@@ -180,7 +183,8 @@ fn int8_is_stored_as_by_the_cpu_backend() {
         assert_eq!(candle.spec().block_bytes, cpu.spec().block_bytes, "{name}");
         for (plane, (got, expected)) in got.iter().zip(&expected).enumerate() {
             let error = fixture::relative_error(got, expected);
-            println!("{name}, plane {plane}: {error}");
+            let most = if plane == 0 { 1e-5 } else { 0.01 };
+            assert!(error < most, "{name}, plane {plane}: {error}");
         }
     }
 }

@@ -26,11 +26,7 @@ fn invalid_options_are_refused() {
         (CandleOptions { kv_type: Some(KvType::Int4), ..valid }, "got `int4`"),
         (CandleOptions { kv_type: Some(KvType::K8V4), ..valid }, "got `k8v4`"),
         (
-            CandleOptions {
-                kv_type: Some(KvType::Int8),
-                device: DeviceChoice::Metal(0),
-                ..valid
-            },
+            CandleOptions { kv_type: Some(KvType::Int8), device: DeviceChoice::Metal(0), ..valid },
             "`f32`, `bf16` or `f16` on Apple GPUs, got `int8`",
         ),
         (CandleOptions { compute_type: Some(ComputeType::Bf16), ..valid }, "got `bf16`"),
