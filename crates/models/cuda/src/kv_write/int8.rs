@@ -125,3 +125,53 @@ impl InplaceOp3 for WriteInt8 {
         super::cuda::write_int8(store, rows, indices, layouts, &sizes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device};
+
+    use super::*;
+
+    fn zeros(rows: usize, width: usize, dtype: DType) -> Tensor {
+        Tensor::zeros((rows, width), dtype, &Device::Cpu).expect("a tensor")
+    }
+
+    /// Goal: exactly the rows with the given indices change, in stores that start inside of larger
+    /// tensors, and each head has its own scale.
+    #[test]
+    fn heads_have_their_own_scales() {
+        let (all_codes, all_scales) = (zeros(5, 4, DType::U8), zeros(5, 2, DType::F32));
+        let inside = |tensor: &Tensor| tensor.narrow(0, 1, 3).expect("a view");
+        let rows = [[1.0_f32, -2.0, 0.0, 0.5], [254.0, 127.0, -1e-3, 1e-3]];
+        let rows = Tensor::new(&rows, &Device::Cpu).expect("rows");
+        let indices = Tensor::new(&[2_u32, 0], &Device::Cpu).expect("indices");
+        write_int8(&inside(&all_codes), &inside(&all_scales), &rows, &indices).expect("a write");
+        let codes = all_codes.to_vec2::<u8>().expect("codes");
+        // 1 of 2 is 63.5 of 127, which is rounded to an even number.
+        let expected = [[0; 4], [127, 64, -127, 127], [0; 4], [64, -127, 0, 127], [0; 4]];
+        assert_eq!(codes, expected.map(|row: [i8; 4]| row.map(i8::cast_unsigned)));
+        let scales = all_scales.to_vec2::<f32>().expect("scales");
+        assert_eq!(scales[1], [254.0 / 127.0, 1e-3 / 127.0]);
+        assert_eq!(scales[3], [2.0 / 127.0, 0.5 / 127.0]);
+        assert_eq!([&scales[0], &scales[2], &scales[4]], [&[0.0, 0.0]; 3]);
+    }
+
+    /// Goal: operands that do not match are errors.
+    #[test]
+    fn mismatched_operands_are_refused() {
+        let (u8, f32) = (DType::U8, DType::F32);
+        let indices = |values: &[u32]| Tensor::new(values, &Device::Cpu).expect("indices");
+        for (codes, scales, rows, indices) in [
+            (zeros(4, 6, u8), zeros(4, 4, f32), zeros(1, 6, f32), indices(&[0])),
+            (zeros(4, 6, u8), zeros(4, 2, f32), zeros(1, 8, f32), indices(&[0])),
+            (zeros(4, 6, u8), zeros(4, 2, f32), zeros(2, 6, f32), indices(&[0])),
+            (zeros(4, 6, u8), zeros(4, 2, f32), zeros(1, 6, f32), indices(&[4])),
+            (zeros(4, 6, f32), zeros(4, 2, f32), zeros(1, 6, f32), indices(&[0])),
+            (zeros(4, 6, u8), zeros(4, 2, u8), zeros(1, 6, f32), indices(&[0])),
+            (zeros(4, 6, u8), zeros(3, 2, f32), zeros(1, 6, f32), indices(&[3])),
+            (zeros(4, 6, u8), zeros(4, 0, f32), zeros(1, 6, f32), indices(&[0])),
+        ] {
+            write_int8(&codes, &scales, &rows, &indices).expect_err("operands that do not match");
+        }
+    }
+}
