@@ -127,8 +127,8 @@ impl Operands<'_> {
         // SAFETY: the arguments have the types and the order of the kernel's parameters. The views
         // have the shapes that the kernel expects, by the checks of the operation and the plan, and
         // are aligned as it needs; head sizes are those that `supports` allows. Without scales,
-        // their addresses are null, and the kernel does not read them. Blocks of the tables, up to the contexts, are below the number of blocks, because the batch checker has
-        // accepted them.
+        // their addresses are null, and the kernel does not read them. Blocks of the tables, up to
+        // the contexts, are below the number of blocks, because the batch checker has accepted them.
         unsafe { builder.launch(config) }.w()?;
         Ok(partials)
     }
