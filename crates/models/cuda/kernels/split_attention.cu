@@ -19,13 +19,14 @@
 
 // Threads that reduce the scores of one head together.
 #define REDUCERS (THREADS / HEADS)
-// Size of a tile of keys in shared memory, in units of 16 bytes.
-#define TILE_UNITS 1536
+// Size of a tile of keys in shared memory, in 16 bytes.
+#define TILE_SIZE 1536
 
-// Elements of keys and values: how many there are in 16 bytes, and how two and all of them are
-// read.
+// Elements of keys and values: the unit in which keys are read and how many elements it has, how two
+// and all of them are converted, and whether each head has a scale.
 struct F32 {
-    enum { PER_UNIT = 4 };
+    enum { PER_UNIT = 4, HAS_SCALES = 0 };
+    typedef uint4 Unit;
     typedef uint2 Pair;
     static __device__ void unpack_pair(Pair pair, float *to) {
         to[0] = bits_to_float(pair.x);
@@ -40,7 +41,8 @@ struct F32 {
 };
 
 struct F16 {
-    enum { PER_UNIT = 8 };
+    enum { PER_UNIT = 8, HAS_SCALES = 0 };
+    typedef uint4 Unit;
     typedef uint32_t Pair;
     static __device__ void unpack_pair(Pair pair, float *to) {
         to[0] = half_to_float((uint16_t)pair);
@@ -55,7 +57,8 @@ struct F16 {
 };
 
 struct Bf16 {
-    enum { PER_UNIT = 8 };
+    enum { PER_UNIT = 8, HAS_SCALES = 0 };
+    typedef uint4 Unit;
     typedef uint32_t Pair;
     static __device__ void unpack_pair(Pair pair, float *to) {
         to[0] = bits_to_float(pair << 16);
@@ -66,6 +69,29 @@ struct Bf16 {
         unpack_pair(unit.y, to + 2);
         unpack_pair(unit.z, to + 4);
         unpack_pair(unit.w, to + 6);
+    }
+};
+
+// Codes in two's complement, which are multiplied by the scale of their head.
+struct Int8 {
+    enum { PER_UNIT = 8, HAS_SCALES = 1 };
+    typedef uint2 Unit;
+    typedef uint16_t Pair;
+    // Code `index` of `codes`, whose highest bits were flipped. 128 more than the code are the low
+    // bits of 2^23 and more, because GPUs convert integers slowly.
+    static __device__ float code(uint32_t codes, uint32_t index) {
+        return bits_to_float(0x4b000000u | (codes >> 8 * index & 0xff)) - 8388736.0f;
+    }
+    static __device__ void unpack_pair(Pair pair, float *to) {
+        to[0] = code(pair ^ 0x8080u, 0);
+        to[1] = code(pair ^ 0x8080u, 1);
+    }
+    static __device__ void unpack(Unit unit, float *to) {
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            to[i] = code(unit.x ^ 0x80808080u, i);
+            to[i + 4] = code(unit.y ^ 0x80808080u, i);
+        }
     }
 };
 
@@ -81,8 +107,10 @@ static __device__ uint32_t oldest(uint32_t context, uint32_t window) {
 template <typename Element>
 static __device__ void attend_part(
     const float4 *q,             // [rows, heads, dim]
-    const uint4 *keys,           // [slots, kv_heads, dim]
+    const void *keys,            // [slots, kv_heads, dim]
     const void *values,          // [slots, kv_heads, dim]
+    const float *key_scales,     // [slots, kv_heads] if the elements have scales
+    const float *value_scales,   // [slots, kv_heads] if the elements have scales
     const uint32_t *tables,      // [rows, table_len]: the blocks of each row
     const uint32_t *contexts,    // [rows]: number of positions up to the row's own
     const uint32_t *part_rows,   // [parts]: the row of each part
@@ -97,11 +125,12 @@ static __device__ void attend_part(
     float scale,
     float softcap // 0 for none
 ) {
+    typedef typename Element::Unit Unit;
     typedef typename Element::Pair Pair;
     __shared__ float4 queries[HEADS * DIM_MAX / 4];
     __shared__ float scores[HEADS * PART];
     __shared__ uint32_t slots[PART];
-    __shared__ uint4 tile[TILE_UNITS];
+    __shared__ uint4 tile_memory[TILE_SIZE];
     __shared__ float reduced[2 * THREADS];
 
     uint32_t thread = threadIdx.x;
@@ -137,8 +166,9 @@ static __device__ void attend_part(
 
     // Scores. A row of the tile has a unit more than a key, so that threads which read one unit of
     // consecutive keys use different banks.
+    Unit *tile = (Unit *)tile_memory;
     uint32_t units = dim / Element::PER_UNIT;
-    uint32_t tile_keys = TILE_UNITS / (units + 1);
+    uint32_t tile_keys = TILE_SIZE * sizeof(uint4) / sizeof(Unit) / (units + 1);
     tile_keys = tile_keys < 64 ? tile_keys : 64;
     for (uint32_t start = first; start < end; start += tile_keys) {
         uint32_t length = end - start < tile_keys ? end - start : tile_keys;
@@ -146,7 +176,7 @@ static __device__ void attend_part(
         for (uint32_t i = thread; i < length * units; i += THREADS) {
             uint32_t key = i / units, unit = i % units;
             uint64_t head = (uint64_t)slots[start + key] * kv_heads + kv_head;
-            tile[key * (units + 1) + unit] = keys[head * units + unit];
+            tile[key * (units + 1) + unit] = ((const Unit *)keys)[head * units + unit];
         }
         __syncthreads();
         for (uint32_t i = thread; i < length * count; i += THREADS) {
@@ -164,6 +194,9 @@ static __device__ void attend_part(
                 }
             }
             sum *= scale;
+            if (Element::HAS_SCALES) {
+                sum *= key_scales[(uint64_t)slots[start + key] * kv_heads + kv_head];
+            }
             scores[head * PART + start + key] = softcap > 0 ? softcap * tanhf(sum / softcap) : sum;
         }
     }
@@ -207,7 +240,7 @@ static __device__ void attend_part(
     // positions.
     uint32_t pairs = dim / 2, groups = THREADS / pairs;
     uint32_t group = thread / pairs, pair = thread % pairs;
-    float *weighted = (float *)tile; // [groups, HEADS, dim]
+    float *weighted = (float *)tile_memory; // [groups, HEADS, dim]
     if (group < groups) {
         float sums[HEADS][2] = {};
 #pragma unroll 4
@@ -215,6 +248,10 @@ static __device__ void attend_part(
             uint64_t value = (uint64_t)slots[i] * kv_heads + kv_head;
             float elements[2];
             Element::unpack_pair(((const Pair *)values)[value * pairs + pair], elements);
+            if (Element::HAS_SCALES) {
+                elements[0] *= value_scales[value];
+                elements[1] *= value_scales[value];
+            }
 #pragma unroll
             for (uint32_t h = 0; h < HEADS; h++) {
                 if (h < count) {
@@ -245,20 +282,22 @@ static __device__ void attend_part(
 
 #define ATTEND_PARTS(name, Element)                                                                \
     extern "C" __global__ void name(                                                               \
-        const float4 *q, const uint4 *keys, const void *values, const uint32_t *tables,            \
-        const uint32_t *contexts, const uint32_t *part_rows, const uint32_t *part_starts,          \
-        float *partials, uint32_t heads, uint32_t kv_heads, uint32_t dim, uint32_t block_size,     \
-        uint32_t table_len, uint32_t window, float scale, float softcap                            \
+        const float4 *q, const void *keys, const void *values, const float *key_scales,            \
+        const float *value_scales, const uint32_t *tables, const uint32_t *contexts,               \
+        const uint32_t *part_rows, const uint32_t *part_starts, float *partials, uint32_t heads,   \
+        uint32_t kv_heads, uint32_t dim, uint32_t block_size, uint32_t table_len, uint32_t window, \
+        float scale, float softcap                                                                 \
     ) {                                                                                            \
         attend_part<Element>(                                                                      \
-            q, keys, values, tables, contexts, part_rows, part_starts, partials, heads, kv_heads,  \
-            dim, block_size, table_len, window, scale, softcap                                     \
+            q, keys, values, key_scales, value_scales, tables, contexts, part_rows, part_starts,   \
+            partials, heads, kv_heads, dim, block_size, table_len, window, scale, softcap          \
         );                                                                                         \
     }
 
 ATTEND_PARTS(attend_parts_f32, F32)
 ATTEND_PARTS(attend_parts_f16, F16)
 ATTEND_PARTS(attend_parts_bf16, Bf16)
+ATTEND_PARTS(attend_parts_int8, Int8)
 
 // Merges the parts of each query. The grid is (heads, rows), with any number of threads.
 extern "C" __global__ void merge_parts(

@@ -348,6 +348,7 @@ mod tests {
     use stolon_kvcache::BlockId;
 
     use super::*;
+    use crate::kv_store::Plane;
 
     /// Goal: in a batch of chunks and single queries in any order, each row has the output of
     /// `gather` up to rounding, with windows, caps and sinks, both if `split` computes only the
@@ -356,10 +357,28 @@ mod tests {
     fn split_queries_get_their_attention() {
         let device = Device::Cpu;
         let random = |dims: &[usize]| Tensor::randn(0_f32, 1.0, dims, &device).expect("a tensor");
-        for (dtype, block_size) in [(DType::F32, 16), (DType::F16, 4), (DType::BF16, 32)] {
+        for (dtype, block_size) in
+            [(DType::F32, 16), (DType::F16, 4), (DType::BF16, 32), (DType::U8, 16)]
+        {
             let block_count = 400 / block_size + 2;
             let shape = KvShape { block_count, block_size, kv_heads: 2, head_dim: 24, dtype };
-            let plane = || random(&[block_count * block_size, 48]).to_dtype(dtype).expect("a cast");
+            let slots = block_count * block_size;
+            let plane = || {
+                let values = random(&[slots, 48]);
+                if dtype != DType::U8 {
+                    return Plane {
+                        elements: values.to_dtype(dtype).expect("a cast"),
+                        scales: None,
+                    };
+                }
+                let zeros = |width, dtype| Tensor::zeros((slots, width), dtype, &device);
+                let elements = zeros(48, DType::U8).expect("codes");
+                let plane = Plane { elements, scales: Some(zeros(2, DType::F32).expect("scales")) };
+                let all: Vec<u32> = (0..slots as u32).collect();
+                let all = indices(&all, &device).expect("all slots");
+                plane.write(&values, &all).expect("a write");
+                plane
+            };
             let kv = KvLayer { shape, keys: plane(), values: plane() };
             let table: Vec<BlockId> = (0..block_count as u32).rev().map(BlockId).collect();
             let spans: Vec<QuerySpan<'_>> = [(390, 1), (0, 5), (7, 1), (0, 1), (100, 20), (256, 1)]

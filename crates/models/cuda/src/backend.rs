@@ -311,7 +311,7 @@ fn kv_format(
         "candle, {:?}, {} layers, KV {} in blocks of {}, {}, revision {KV_REVISION}",
         config.architecture,
         config.layers.len(),
-        shape.dtype().as_str(),
+        shape.kv_type(),
         shape.block_size(),
         parts.join(", "),
     );

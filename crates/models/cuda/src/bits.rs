@@ -1,8 +1,8 @@
-//! Tensors whose bits are read as another type, so that states in f32 can be stored in blocks of
-//! f16 or bf16 without rounding. An element of f32 becomes two neighboring ones, in the byte order
-//! of the machine.
+//! Tensors as bytes. Blocks of the KV store are copied as bytes, whatever their elements are, and
+//! states in f32 are stored in them without rounding. The bytes of a number are in the order of the
+//! machine.
 
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, WithDType, bail};
 use half::{bf16, f16};
 
 use crate::storage::elements;
@@ -10,19 +10,15 @@ use crate::storage::elements;
 #[cfg(feature = "cuda-core")]
 mod cuda;
 
-/// Number of elements of the type `dtype` that have the bits of `count` elements of f32.
-pub(crate) fn width(count: usize, dtype: DType) -> usize {
-    count * (size_of::<f32>() / dtype.size_in_bytes())
+/// The bytes of `x`, `[rows, columns]`: `[rows, bytes of a row]` in u8.
+pub(crate) fn to_bytes(x: &Tensor) -> Result<Tensor> {
+    reinterpret(x, DType::U8)
 }
 
-/// Reads the bits of `x`, `[rows, columns]` in f32, as the type `dtype`: `[rows, width(columns)]`.
-pub(crate) fn from_f32(x: &Tensor, dtype: DType) -> Result<Tensor> {
-    reinterpret(x, dtype)
-}
-
-/// The reverse of [`from_f32`].
-pub(crate) fn to_f32(x: &Tensor) -> Result<Tensor> {
-    reinterpret(x, DType::F32)
+/// The reverse of [`to_bytes`]: rows of `bytes` as numbers of the type `dtype`, of which they are a
+/// whole number.
+pub(crate) fn from_bytes(bytes: &Tensor, dtype: DType) -> Result<Tensor> {
+    reinterpret(bytes, dtype)
 }
 
 fn reinterpret(x: &Tensor, dtype: DType) -> Result<Tensor> {
@@ -55,51 +51,42 @@ impl Reinterpret {
     }
 }
 
+/// The bytes of the elements of a tensor on the CPU.
+fn bytes_of<T: WithDType, const N: usize>(
+    x: &CpuStorage,
+    layout: &Layout,
+    bytes: fn(T) -> [u8; N],
+) -> Result<Vec<u8>> {
+    Ok(elements::<T>(x, layout)?.iter().flat_map(|x| bytes(*x)).collect())
+}
+
+/// The reverse of [`bytes_of`].
+fn numbers<T, const N: usize>(bytes: &[u8], number: fn([u8; N]) -> T) -> Vec<T> {
+    bytes.as_chunks().0.iter().map(|bytes| number(*bytes)).collect()
+}
+
 impl CustomOp1 for Reinterpret {
     fn name(&self) -> &'static str {
         "reinterpret"
     }
 
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let from_halves = |bits: Vec<u16>| {
-            let pairs = bits.as_chunks::<2>().0.iter();
-            let values = pairs.map(|[a, b]| {
-                let ([a0, a1], [b0, b1]) = (a.to_ne_bytes(), b.to_ne_bytes());
-                f32::from_ne_bytes([a0, a1, b0, b1])
-            });
-            CpuStorage::F32(values.collect())
+        let (dtype, bytes) = match x {
+            CpuStorage::U8(_) => (DType::U8, elements::<u8>(x, layout)?.to_vec()),
+            CpuStorage::F32(_) => (DType::F32, bytes_of(x, layout, f32::to_ne_bytes)?),
+            CpuStorage::F16(_) => (DType::F16, bytes_of(x, layout, f16::to_ne_bytes)?),
+            CpuStorage::BF16(_) => (DType::BF16, bytes_of(x, layout, bf16::to_ne_bytes)?),
+            _ => bail!("reinterpret: expected u8, f32, f16 or bf16"),
         };
-        let to_halves = |values: &[f32]| -> Vec<u16> {
-            let halves = values.iter().flat_map(|value| {
-                let [a0, a1, b0, b1] = value.to_ne_bytes();
-                [u16::from_ne_bytes([a0, a1]), u16::from_ne_bytes([b0, b1])]
-            });
-            halves.collect()
+        let shape = self.shape(dtype, layout)?;
+        let result = match self.0 {
+            DType::U8 => CpuStorage::U8(bytes),
+            DType::F32 => CpuStorage::F32(numbers(&bytes, f32::from_ne_bytes)),
+            DType::F16 => CpuStorage::F16(numbers(&bytes, f16::from_ne_bytes)),
+            DType::BF16 => CpuStorage::BF16(numbers(&bytes, bf16::from_ne_bytes)),
+            other => bail!("reinterpret: expected u8, f32, f16 or bf16, got {other:?}"),
         };
-        let dtype = match x {
-            CpuStorage::F32(_) => DType::F32,
-            CpuStorage::F16(_) => DType::F16,
-            CpuStorage::BF16(_) => DType::BF16,
-            _ => bail!("reinterpret: expected f32, f16 or bf16"),
-        };
-        let result = match (dtype, self.0) {
-            (DType::F32, DType::F16) => {
-                let bits = to_halves(elements(x, layout)?).into_iter();
-                CpuStorage::F16(bits.map(f16::from_bits).collect())
-            }
-            (DType::F32, DType::BF16) => {
-                let bits = to_halves(elements(x, layout)?).into_iter();
-                CpuStorage::BF16(bits.map(bf16::from_bits).collect())
-            }
-            (DType::F16, DType::F32) => {
-                from_halves(elements::<f16>(x, layout)?.iter().map(|x| x.to_bits()).collect())
-            }
-            (DType::BF16, DType::F32) => {
-                from_halves(elements::<bf16>(x, layout)?.iter().map(|x| x.to_bits()).collect())
-            }
-            (from, to) => bail!("reinterpret: expected f32 and a half type, got {from:?}, {to:?}"),
-        };
-        Ok((result, self.shape(dtype, layout)?))
+        Ok((result, shape))
     }
 
     #[cfg(feature = "cuda-core")]
@@ -128,13 +115,24 @@ mod tests {
         let values = bits.map(f32::from_bits);
         let x = Tensor::new(&values, &Device::Cpu).and_then(|x| x.reshape((4, 2)));
         let x = x.and_then(|x| x.narrow(0, 1, 2)).expect("rows");
-        for dtype in [DType::F32, DType::F16, DType::BF16] {
-            let stored = from_f32(&x, dtype).expect("a type of the KV store");
-            assert_eq!(stored.dims(), [2, width(2, dtype)]);
+        let bytes = to_bytes(&x).expect("a type of the KV store");
+        assert_eq!((bytes.dims(), bytes.dtype()), (&[2, 8][..], DType::U8));
+        for dtype in [DType::U8, DType::F32, DType::F16, DType::BF16] {
+            let stored = from_bytes(&bytes, dtype).expect("a type of the KV store");
+            assert_eq!(stored.dims(), [2, 8 / dtype.size_in_bytes()]);
             assert_eq!(stored.dtype(), dtype);
-            let back = to_f32(&stored).and_then(|x| x.flatten_all()?.to_vec1::<f32>());
+            let back = to_bytes(&stored).and_then(|bytes| from_bytes(&bytes, DType::F32));
+            let back = back.and_then(|x| x.flatten_all()?.to_vec1::<f32>());
             let back: Vec<u32> = back.expect("numbers").into_iter().map(f32::to_bits).collect();
             assert_eq!(back, bits[2..6]);
         }
+    }
+
+    /// Goal: rows that are not a whole number of elements are refused.
+    #[test]
+    fn parts_of_elements_are_refused() {
+        let bytes = Tensor::zeros((2, 6), DType::U8, &Device::Cpu).expect("bytes");
+        from_bytes(&bytes, DType::F16).expect("whole elements");
+        from_bytes(&bytes, DType::F32).expect_err("a part of an element");
     }
 }

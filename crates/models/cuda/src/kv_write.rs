@@ -2,14 +2,18 @@
 //! copying the store.
 //!
 //! On the CPU and on CUDA this is an operation of its own, because candle's `scatter_set` needs an
-//! index for each element. The CUDA kernel is in `kernels/kv_write.cu`.
+//! index for each element. Keys and values in int8 are rounded by the operations that write them
+//! (`int8`). The CUDA kernels are in `kernels/kv_write.cu`.
 
 use candle_core::{CpuStorage, Device, InplaceOp3, Layout, Result, Tensor, WithDType, bail};
 
 use crate::storage::elements;
 
+pub(crate) use int8::write_int8;
+
 #[cfg(feature = "cuda-core")]
 mod cuda;
+mod int8;
 
 /// Copies row `i` of `rows`, `[count, width]`, to row `indices[i]` of `store`, `[len, width]`, for
 /// all `i`. Both have the same element type. The indices, `[count]` in u32, are below `len`. An
@@ -70,6 +74,9 @@ impl InplaceOp3 for WriteRows {
         let indices = elements(indices, indices_layout)?;
         let start = store_layout.start_offset();
         match store {
+            CpuStorage::U8(store) => {
+                copy(&mut store[start..], elements(rows, rows_layout)?, indices, &sizes)
+            }
             CpuStorage::F32(store) => {
                 copy(&mut store[start..], elements(rows, rows_layout)?, indices, &sizes)
             }
@@ -79,7 +86,7 @@ impl InplaceOp3 for WriteRows {
             CpuStorage::BF16(store) => {
                 copy(&mut store[start..], elements(rows, rows_layout)?, indices, &sizes)
             }
-            _ => bail!("write rows: expected f32, f16 or bf16"),
+            _ => bail!("write rows: expected u8, f32, f16 or bf16"),
         }
     }
 
@@ -122,7 +129,7 @@ mod tests {
     #[test]
     fn rows_are_written_in_place() {
         let device = Device::Cpu;
-        for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for dtype in [DType::U8, DType::F32, DType::F16, DType::BF16] {
             let whole = Tensor::zeros((7, 3), dtype, &device).expect("a tensor");
             let store = whole.narrow(0, 1, 5).expect("a view");
             let rows = Tensor::arange(0_f32, 12.0, &device)

@@ -101,8 +101,8 @@ pub struct CandleOptions {
     /// Element type of matrix products. `None` selects f32 on the CPU and for f32 weights, f16 for
     /// f16 weights, and bf16 for all others.
     pub compute_type: Option<ComputeType>,
-    /// Element type of the KV store: [`KvType::F32`], [`KvType::F16`] or [`KvType::Bf16`]. `None`
-    /// selects the same type as `compute_type`.
+    /// Type of the KV store: [`KvType::F32`], [`KvType::F16`], [`KvType::Bf16`] or, except on Apple
+    /// GPUs, [`KvType::Int8`]. `None` selects the same type as `compute_type`.
     pub kv_type: Option<KvType>,
     /// Whether all matrix products have a fixed number of rows, so that results do not depend on
     /// the other requests of a batch. The crate's README describes the guarantees without it.
@@ -151,9 +151,15 @@ impl CandleOptions {
             let expected = format!("1 to {}", u32::MAX);
             return invalid("state slots", &expected, self.state_slots.to_string());
         }
-        if let Some(kv_type) = self.kv_type.filter(|kv_type| kv_type.without_scales() != *kv_type) {
-            let got = format!("`{kv_type}`");
-            return invalid("KV type", "`f32`, `bf16` or `f16` with this backend", got);
+        match self.kv_type {
+            Some(kv_type @ (KvType::K8V4 | KvType::Int4)) => {
+                let got = format!("`{kv_type}`");
+                return invalid("KV type", "`f32`, `bf16`, `f16` or `int8` with this backend", got);
+            }
+            Some(KvType::Int8) if matches!(self.device, DeviceChoice::Metal(_)) => {
+                return invalid("KV type", "`f32`, `bf16` or `f16` on Apple GPUs", "`int8`".into());
+            }
+            Some(KvType::F32 | KvType::Bf16 | KvType::F16 | KvType::Int8) | None => {}
         }
         if self.device == DeviceChoice::Cpu && self.compute_type == Some(ComputeType::Bf16) {
             return invalid("compute type", "`f32` or `f16` on the CPU", "`bf16`".into());

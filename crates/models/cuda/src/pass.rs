@@ -8,8 +8,7 @@ use stolon_checkpoint::adapter::Site;
 use crate::adapters::{AdapterRows, At, Updates};
 use crate::attention::Plans;
 use crate::inputs::StepInputs;
-use crate::kv_store::KvStore;
-use crate::kv_write;
+use crate::kv_store::{KvStore, Plane};
 use crate::rope::Rotations;
 use crate::state_inputs::StateInputs;
 use crate::state_store::{StateStore, Stores};
@@ -121,10 +120,9 @@ impl<'a> Pass<'a> {
 
     /// Writes a value of each row, `[rows, width]`, to a plane of the KV store, for the rows that
     /// are written. The pass has all rows of the step.
-    pub(crate) fn write(&self, plane: &Tensor, values: &Tensor) -> Result<()> {
+    pub(crate) fn write(&self, plane: &Plane, values: &Tensor) -> Result<()> {
         let Some((rows, slots)) = &self.inputs.written else { return Ok(()) };
-        let values = rows.of(&values.to_dtype(plane.dtype())?.contiguous()?)?;
-        kv_write::write(plane, &values, slots)
+        plane.write(&rows.of(&values.to_dtype(plane.row_dtype())?.contiguous()?)?, slots)
     }
 }
 

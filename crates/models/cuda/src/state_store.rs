@@ -111,9 +111,9 @@ impl StateStore {
             }
         }
         if let Some(Resumed { count, slots, blocks }) = &inputs.resumed {
-            let values = kv.gather_blocks(blocks)?.reshape((*count, ()))?;
-            let width = bits::width(self.shape.len(), values.dtype());
-            let states = bits::to_f32(&values.narrow(1, 0, width)?)?;
+            let bytes = kv.gather_blocks(blocks)?.reshape((*count, ()))?;
+            let bytes = bytes.narrow(1, 0, self.shape.bytes())?;
+            let states = bits::from_bytes(&bytes, DType::F32)?;
             for index in 0..self.layers.len() {
                 let own = states.narrow(1, index * self.shape.layer_len, self.shape.layer_len)?;
                 self.write(index, &own, slots)?;
@@ -130,12 +130,11 @@ impl StateStore {
         checkpoints: &Checkpoints,
         kv: &KvStore,
     ) -> Result<()> {
-        let values = bits::from_f32(&Tensor::cat(states, 1)?, kv.shape().dtype())?;
+        let bytes = bits::to_bytes(&Tensor::cat(states, 1)?)?;
         let count = checkpoints.blocks.dim(0)?;
-        let whole =
-            count / values.dim(0)? * kv.shape().block_bytes() / values.dtype().size_in_bytes();
-        let values = values.pad_with_zeros(1, 0, whole - values.dim(1)?)?;
-        kv.scatter_blocks(&checkpoints.blocks, &values.reshape((count, ()))?)
+        let whole = count / bytes.dim(0)? * kv.shape().block_bytes();
+        let bytes = bytes.pad_with_zeros(1, 0, whole - bytes.dim(1)?)?;
+        kv.scatter_blocks(&checkpoints.blocks, &bytes.reshape((count, ()))?)
     }
 
     /// The bytes of the state in the first slot.

@@ -13,6 +13,7 @@ use crate::int4::RoundedHeads;
 use crate::kv_layout::KvLayout;
 use crate::lanes::{LANES, Lanes, dispatch};
 use crate::path::Path;
+pub use rounding::int8_head;
 use rounding::{round_to_bf16, round_to_f16, round_to_int8, scale_of};
 
 /// Values of a head that are rounded into a local array at a time before they are written

@@ -83,7 +83,7 @@ pub use elementwise::{
 pub use error::KernelError;
 pub use heads::{HeadNorm, norm_and_rope};
 pub use kv_layout::KvLayout;
-pub use kv_rows::{KvRows, KvSliceMut, SlotMapping};
+pub use kv_rows::{KvRows, KvSliceMut, SlotMapping, int8_head};
 pub use low_rank::LowRank;
 pub use matrix::Matrix;
 pub use operand::{Operands, OperandsMut};

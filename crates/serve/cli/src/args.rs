@@ -156,7 +156,8 @@ pub struct EngineArgs {
     /// head; it takes half the memory of bf16 and changes the results slightly. int4 takes half the
     /// memory of int8: keys and values are rotated (Walsh-Hadamard) and rounded to 4 bits, which
     /// changes the results more, noticeably so with small models. k8v4 has keys in int8 and values
-    /// in int4, which costs little of that.
+    /// in int4, which costs little of that. GPUs have all but these two, and with int8 they compute
+    /// long prompts more slowly.
     #[arg(long, value_name = "TYPE")]
     pub kv_dtype: Option<KvType>,
     /// Where layers with a sliding window keep keys and values: blocks or states

@@ -101,6 +101,9 @@ fn checks(report: &Value) -> BTreeMap<String, bool> {
     let name = |check: &Value| {
         let text = |key: &str| check[key].as_str().unwrap_or("-").to_owned();
         let mut name = format!("{} {} {}", text("kind"), text("model"), text("compute_type"));
+        if let Some(kv_type) = check["kv_type"].as_str() {
+            name += &format!(", KV in {kv_type}");
+        }
         name += with(check);
         name
     };

@@ -33,6 +33,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Args;
 use stolon::{DeviceChoice, ModelSource};
+use stolon_checkpoint::KvType;
 use stolon_cuda::ComputeType;
 
 use self::report::{Check, Outcome, Report};
@@ -44,6 +45,9 @@ use self::subject::{Candle, Setup, Subject, Target};
 const HALF_ON_CPU: [&str; 2] = ["llama", "qwen3_moe"];
 /// Architectures that the check of reused blocks runs: full attention, and windows.
 const REUSED: [&str; 2] = ["llama", "gemma3_text"];
+/// Architectures that are checked with keys and values in int8: full attention, windows, latent
+/// attention, and recurrent layers, whose checkpoints are in blocks of int8.
+const INT8: [&str; 4] = ["llama", "gemma3_text", "deepseek_v2", "qwen3_5_text"];
 /// Architectures that the check of adapters runs: dense layers, and experts.
 const ADAPTED: [&str; 2] = ["llama", "qwen3_moe"];
 
@@ -185,6 +189,11 @@ async fn checks<T: Target>(
         }
     }
     let compute_type = (device != DeviceChoice::Cpu).then_some(ComputeType::Bf16);
+    for subject in subjects.iter().filter(|subject| has_int8(device, &subject.name)) {
+        let setup = Setup { kv_type: Some(KvType::Int8), ..Setup::new(device, compute_type) };
+        one(target, Kind::CpuParity, subject, setup, report).await?;
+        one(target, Kind::WarmEqualsCold, subject, setup, report).await?;
+    }
     for subject in &subject::quantized()? {
         let setup = Setup::new(device, compute_type);
         one(target, Kind::CpuParity, subject, setup, report).await?;
@@ -238,6 +247,11 @@ fn compute_types(device: DeviceChoice, name: &str) -> Vec<ComputeType> {
         DeviceChoice::Cpu => vec![ComputeType::F32],
         _ => vec![ComputeType::F32, ComputeType::F16, ComputeType::Bf16],
     }
+}
+
+/// Whether an architecture is checked with keys and values in int8. Apple GPUs do not have them.
+fn has_int8(device: DeviceChoice, name: &str) -> bool {
+    !matches!(device, DeviceChoice::Metal(_)) && INT8.contains(&name)
 }
 
 /// Runs one check on a thread or task of its own and adds its result to the report.
@@ -294,6 +308,7 @@ fn add(
         kind,
         model: model.to_owned(),
         compute_type: setup.compute_type.map(ComputeType::name),
+        kv_type: setup.kv_type.map(KvType::name),
         batch_invariant: setup.batch_invariant,
         cuda_graphs: setup.cuda_graphs,
         passed: outcome.is_good,

@@ -31,6 +31,9 @@ pub(super) enum Rounding {
     /// The inputs of products with quantized weights, to 8 bits, and not by both backends in the
     /// same way.
     ProductInputs,
+    /// Keys and values to 8 bits by both backends, and by the CPU backend also the queries where
+    /// its instructions need that.
+    KeysAndValues,
 }
 
 impl Rounding {
@@ -43,7 +46,7 @@ impl Rounding {
         match self {
             Self::To(ComputeType::F32) => 0.001,
             Self::To(ComputeType::F16) => 0.03,
-            Self::To(ComputeType::Bf16) => 0.25,
+            Self::To(ComputeType::Bf16) | Self::KeysAndValues => 0.25,
             Self::ProductInputs => 2.0,
         }
     }
@@ -67,8 +70,9 @@ pub(super) fn compare(got: &[Vec<f32>], expected: &[Vec<f32>], rounding: Roundin
     Outcome { is_good, value: Some(value.into()), limit: Some(limit), detail }
 }
 
-/// Compares the logits of all positions with those of the CPU backend in f32, and the tokens that
-/// the backend draws itself with those that are drawn from the row.
+/// Compares the logits of all positions with those of the CPU backend in f32, with keys and values in
+/// f32 or in the type of `setup`, and the tokens that the backend draws itself with those that are
+/// drawn from the row.
 pub(super) fn with_cpu<T: Target>(
     target: &T,
     subject: &Subject,
@@ -81,6 +85,7 @@ pub(super) fn with_cpu<T: Target>(
     let is_quantized = |name| weights.dtype(name).is_some_and(TensorType::is_quantized);
     let rounding = match compute_type {
         _ if weights.names().any(is_quantized) => Rounding::ProductInputs,
+        _ if setup.kv_type.is_some() => Rounding::KeysAndValues,
         // The CPU backend rounds the inputs of products with weights in half precision, too.
         ComputeType::F32 => Rounding::To(ComputeType::default_for(GPU, config.dtype)),
         // A row with other experts changes what later rows read.
@@ -91,7 +96,7 @@ pub(super) fn with_cpu<T: Target>(
     let options = CpuOptions {
         block_size: BLOCK_SIZE,
         kv_budget: KvBudget::Blocks(blocks),
-        kv_type: Some(KvType::F32),
+        kv_type: Some(setup.kv_type.unwrap_or(KvType::F32)),
         ..CpuOptions::default()
     };
     let table = table(1, POSITIONS, BLOCK_SIZE);
@@ -185,12 +190,12 @@ pub(super) fn with_cold<T: Target>(
     })
 }
 
-/// An upper bound of the number of blocks of a checkpoint, with keys and values of 16 bits.
+/// An upper bound of the number of blocks of a checkpoint, with keys and values of at least 8 bits.
 fn checkpoint_blocks_max(config: &DecoderConfig) -> usize {
     let Some(shape) = config.recurrent_shape() else { return 0 };
     let values = shape.inputs_len() + shape.heads * shape.key_dim * shape.value_dim;
     let bytes = config.recurrent_layers() * values * size_of::<f32>();
-    let block = KvShape::of(config, BLOCK_SIZE, KvType::F16, |_| KvLayout::Rows).block_bytes();
+    let block = KvShape::of(config, BLOCK_SIZE, KvType::Int8, |_| KvLayout::Rows).block_bytes();
     // Checkpoints are rounded up to the blocks that tiers store together.
     bytes.div_ceil(block.max(1)) + 64 / BLOCK_SIZE
 }

@@ -61,6 +61,8 @@ pub(super) struct Check {
     pub(super) model: String,
     /// `f32`, `f16` or `bf16`; `null` for the model's default.
     pub(super) compute_type: Option<&'static str>,
+    /// Type of keys and values; `null` for that of `compute_type`.
+    pub(super) kv_type: Option<&'static str>,
     pub(super) batch_invariant: bool,
     pub(super) cuda_graphs: bool,
     pub(super) passed: bool,
@@ -233,8 +235,9 @@ impl Check {
         let Self { kind, model, detail, .. } = self;
         let verdict = if self.passed { "ok    " } else { "FAILED" };
         let compute = self.compute_type.unwrap_or("-");
+        let kv = self.kv_type.map(|kv_type| format!(", KV in {kv_type}")).unwrap_or_default();
         let rounding = if self.batch_invariant { "" } else { ", without batch invariance" };
-        format!("{verdict} {kind:<16} {model:<12} {compute:<4} {detail}{rounding}")
+        format!("{verdict} {kind:<16} {model:<12} {compute:<4} {detail}{kv}{rounding}")
     }
 }
 

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use serde_json::{Value, json};
 use stolon_checkpoint::config::TensorRole;
 use stolon_checkpoint::{
-    Architecture, DecoderConfig, KvBudget, LoadOptions, ModelError, ModelSource, Tensor,
+    Architecture, DecoderConfig, KvBudget, KvType, LoadOptions, ModelError, ModelSource, Tensor,
     TensorType, Weights, load, random_model,
 };
 use stolon_cuda::{CandleBackend, CandleOptions, ComputeType, DeviceChoice, OpenError};
@@ -62,6 +62,8 @@ pub(super) struct Setup {
     pub(super) device: DeviceChoice,
     /// `None` for the default of the model.
     pub(super) compute_type: Option<ComputeType>,
+    /// Type of keys and values; `None` for that of `compute_type`.
+    pub(super) kv_type: Option<KvType>,
     pub(super) batch_invariant: bool,
     pub(super) cuda_graphs: bool,
 }
@@ -69,7 +71,7 @@ pub(super) struct Setup {
 impl Setup {
     /// With batch invariance and without graphs.
     pub(super) fn new(device: DeviceChoice, compute_type: Option<ComputeType>) -> Self {
-        Self { device, compute_type, batch_invariant: true, cuda_graphs: false }
+        Self { device, compute_type, kv_type: None, batch_invariant: true, cuda_graphs: false }
     }
 
     /// Options with a KV store of `blocks` blocks of 32 positions, and as many slots for recurrent
@@ -81,6 +83,7 @@ impl Setup {
             kv_budget: KvBudget::Blocks(blocks),
             state_slots: if blocks == 0 { SLOTS_MAX } else { blocks.min(SLOTS_MAX) },
             compute_type: self.compute_type,
+            kv_type: self.kv_type,
             batch_invariant: self.batch_invariant,
             cuda_graphs: self.cuda_graphs,
             ..CandleOptions::default()

@@ -171,6 +171,25 @@ async fn quantized_models_are_computed() {
     }
 }
 
+/// Goal: models with keys and values in int8 pass on the CPU, and are not taken for those without.
+#[tokio::test(flavor = "multi_thread")]
+async fn int8_models_are_computed() {
+    let subjects = subject::architectures().expect("valid configurations");
+    let cpu = DeviceChoice::Cpu;
+    let mut checked = 0;
+    for subject in subjects.iter().filter(|subject| has_int8(cpu, &subject.name)) {
+        let setup = Setup { kv_type: Some(KvType::Int8), ..Setup::new(cpu, None) };
+        for kind in [Kind::CpuParity, Kind::WarmEqualsCold] {
+            let mut report = Report::new("cpu".to_owned(), |_| Ok(()));
+            one(&Candle, kind, subject, setup, &mut report).await.expect("a line is printed");
+            let check = &report.checks[0];
+            assert!(check.passed && check.line().contains("KV in int8"), "{check:?}");
+        }
+        checked += 1;
+    }
+    assert_eq!(checked, INT8.len(), "a name is unknown");
+}
+
 /// Goal: there is a model of every architecture, with all of its tensors.
 #[test]
 fn every_architecture_has_a_model() {

@@ -35,6 +35,9 @@ pub enum KvType {
 }
 
 /// The element type of keys or of values. See [`KvType`].
+///
+/// In the bytes of a block, the elements of all of its positions come first, and the scales of all
+/// of its positions follow, `[block_size, kv_heads]` in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvElement {
     /// Single precision.

@@ -88,8 +88,8 @@ impl Plan {
         let context_max = (shape.block_count * shape.block_size).min(1 << 30);
         candle_flash_attn::flash_attn_varlen_paged_windowed(
             &q.to_dtype(shape.dtype)?.contiguous()?,
-            &blocks(&kv.keys)?,
-            &blocks(&kv.values)?,
+            &blocks(&kv.keys.elements)?,
+            &blocks(&kv.values.elements)?,
             &self.queries,
             &self.contexts,
             &self.block_tables,

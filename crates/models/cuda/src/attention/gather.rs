@@ -11,6 +11,7 @@
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::AttentionArgs;
+use crate::kv_store::Plane;
 use crate::plan::{QuerySpan, indices, slot};
 
 /// Number of queries of a tile.
@@ -169,8 +170,8 @@ impl Group {
         let mut output = Tensor::zeros((count, heads, QUERY_TILE, dim), DType::F32, device)?;
         let oldest = args.window.map_or(0, |window| (self.first + 1).saturating_sub(window));
         for (index, slots) in self.slots.iter().enumerate().skip(oldest / KEY_TILE) {
-            let gather = |plane: &Tensor| {
-                let rows = plane.index_select(slots, 0)?.to_dtype(DType::F32)?;
+            let gather = |plane: &Plane| {
+                let rows = plane.gather(slots)?;
                 let rows = rows.reshape((count, KEY_TILE, kv_heads, dim))?.transpose(1, 2)?;
                 rows.contiguous()?.reshape((count * kv_heads, KEY_TILE, dim))
             };

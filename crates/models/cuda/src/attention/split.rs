@@ -14,7 +14,7 @@ use candle_core::{
 };
 
 use super::{AttentionArgs, Padding};
-use crate::kv_store::KvShape;
+use crate::kv_store::{KvLayer, KvShape, Plane};
 use crate::plan::{QuerySpan, block_tables, indices};
 use crate::storage::elements;
 
@@ -112,7 +112,8 @@ impl Plan {
         for launch in &self.0 {
             let q = q.narrow(0, start, launch.count)?;
             let op = SplitAttention { launch, args };
-            outputs.push(q.apply_op3_no_bwd(&args.kv.keys, &args.kv.values, &op)?);
+            let KvLayer { keys, values, .. } = args.kv;
+            outputs.push(q.apply_op3_no_bwd(&keys.elements, &values.elements, &op)?);
             start += launch.count;
         }
         Tensor::cat(&outputs, 0)
@@ -139,8 +140,8 @@ impl Launch {
     }
 }
 
-/// The operation on queries `[count, heads, head_dim]` in f32, keys and values. It returns `[count,
-/// heads * head_dim]` in f32.
+/// The operation on queries `[count, heads, head_dim]` in f32, and the elements of keys and values.
+/// It returns `[count, heads * head_dim]` in f32.
 struct SplitAttention<'a> {
     launch: &'a Launch,
     args: &'a AttentionArgs<'a>,
@@ -151,9 +152,17 @@ impl SplitAttention<'_> {
     fn check(&self, q: &Layout, keys: &Layout, values: &Layout) -> Result<()> {
         let (Launch { count, .. }, AttentionArgs { kv, heads, .. }) = (self.launch, *self.args);
         let shape = &kv.shape;
-        let plane = [shape.block_count * shape.block_size, shape.width()];
+        let slots = shape.block_count * shape.block_size;
+        let plane = [slots, shape.width()];
         let contiguous = [q, keys, values].iter().all(|layout| layout.is_contiguous());
+        let has_its_scales = |plane: &Plane| match (shape.dtype, &plane.scales) {
+            (DType::U8, Some(scales)) => {
+                scales.is_contiguous() && scales.dims() == [slots, shape.kv_heads]
+            }
+            (dtype, scales) => dtype != DType::U8 && scales.is_none(),
+        };
         if !contiguous
+            || ![&kv.keys, &kv.values].into_iter().all(has_its_scales)
             || q.dims() != [*count, heads, shape.head_dim]
             || keys.dims() != plane
             || values.dims() != plane
@@ -168,16 +177,14 @@ impl SplitAttention<'_> {
         Shape::from((self.launch.count, self.args.heads * self.args.kv.shape.head_dim))
     }
 
-    /// A direct implementation, query by query.
+    /// A direct implementation, query by query. `number` converts an element.
     fn on_cpu<T: WithDType>(
         &self,
         q: &[f32],
         (keys, keys_layout): (&CpuStorage, &Layout),
         (values, values_layout): (&CpuStorage, &Layout),
-    ) -> Result<Vec<f32>>
-    where
-        f32: From<T>,
-    {
+        number: fn(T) -> f32,
+    ) -> Result<Vec<f32>> {
         let (keys, values) = (elements::<T>(keys, keys_layout)?, elements(values, values_layout)?);
         let AttentionArgs { kv, heads, scale, softcap, window, sinks } = *self.args;
         let shape = &kv.shape;
@@ -185,21 +192,31 @@ impl SplitAttention<'_> {
         let contexts = self.launch.contexts.to_vec1::<u32>()?;
         let tables = self.launch.tables.to_vec2::<u32>()?;
         let sinks = sinks.map(Tensor::to_vec1::<f32>).transpose()?;
+        let scales = |plane: &Plane| {
+            let scales = plane.scales.as_ref().map(|scales| scales.flatten_all()?.to_vec1::<f32>());
+            scales.transpose()
+        };
+        let (key_scales, value_scales) = (scales(&kv.keys)?, scales(&kv.values)?);
+        let scale_at = |scales: &Option<Vec<f32>>, stored: usize| {
+            scales.as_ref().map_or(1.0, |scales| scales[stored])
+        };
         let mut output = vec![0.0; q.len()];
         let rows = q.chunks_exact(dim).zip(output.chunks_exact_mut(dim)).enumerate();
         for (index, (query, output)) in rows {
             let (row, head) = (index / heads, index % heads);
             let context = contexts[row] as usize;
             let oldest = window.map_or(0, |window| context.saturating_sub(window));
-            let element = |position: usize| {
+            // The index of a position's head among all heads of the store.
+            let stored = |position: usize| {
                 let block = tables[row][position / shape.block_size] as usize;
                 let slot = block * shape.block_size + position % shape.block_size;
-                (slot * shape.kv_heads + head / (heads / shape.kv_heads)) * dim
+                slot * shape.kv_heads + head / (heads / shape.kv_heads)
             };
             let score = |position: usize| {
-                let key = &keys[element(position)..][..dim];
-                let score = query.iter().zip(key).map(|(q, k)| q * f32::from(*k)).sum::<f32>();
-                let score = score * scale;
+                let stored = stored(position);
+                let key = &keys[stored * dim..][..dim];
+                let score = query.iter().zip(key).map(|(q, k)| q * number(*k)).sum::<f32>();
+                let score = score * scale * scale_at(&key_scales, stored);
                 softcap.map_or(score, |cap| cap * (score / cap).tanh())
             };
             let scores: Vec<f32> = (oldest..context).map(score).collect();
@@ -209,8 +226,10 @@ impl SplitAttention<'_> {
             for (position, score) in (oldest..).zip(scores) {
                 let weight = (score - largest).exp();
                 sum += weight;
-                let value: &[T] = &values[element(position)..][..dim];
-                output.iter_mut().zip(value).for_each(|(to, v)| *to += weight * f32::from(*v));
+                let stored = stored(position);
+                let weight = weight * scale_at(&value_scales, stored);
+                let value: &[T] = &values[stored * dim..][..dim];
+                output.iter_mut().zip(value).for_each(|(to, v)| *to += weight * number(*v));
             }
             output.iter_mut().for_each(|value| *value /= sum);
         }
@@ -236,9 +255,10 @@ impl CustomOp3 for SplitAttention<'_> {
         let q = elements(q, q_layout)?;
         let (keys, values) = ((keys, keys_layout), (values, values_layout));
         let output = match self.args.kv.shape.dtype {
-            DType::F16 => self.on_cpu::<half::f16>(q, keys, values),
-            DType::BF16 => self.on_cpu::<half::bf16>(q, keys, values),
-            _ => self.on_cpu::<f32>(q, keys, values),
+            DType::U8 => self.on_cpu::<u8>(q, keys, values, |code| f32::from(code.cast_signed())),
+            DType::F16 => self.on_cpu(q, keys, values, half::f16::to_f32),
+            DType::BF16 => self.on_cpu(q, keys, values, half::bf16::to_f32),
+            _ => self.on_cpu::<f32>(q, keys, values, |element| element),
         };
         Ok((CpuStorage::F32(output?), self.output_shape()))
     }

@@ -18,19 +18,25 @@ pub(super) fn reinterpret(
 ) -> Result<CudaStorage> {
     let device = &x.device;
     let slice = match (&x.slice, dtype) {
-        (CudaStorageSlice::F32(x), DType::F16) => {
+        (CudaStorageSlice::F32(x), DType::U8) => {
+            CudaStorageSlice::U8(copy::<_, u8>(device, &view(x, layout)?, count)?)
+        }
+        (CudaStorageSlice::F16(x), DType::U8) => {
+            CudaStorageSlice::U8(copy::<_, u8>(device, &view(x, layout)?, count)?)
+        }
+        (CudaStorageSlice::BF16(x), DType::U8) => {
+            CudaStorageSlice::U8(copy::<_, u8>(device, &view(x, layout)?, count)?)
+        }
+        (CudaStorageSlice::U8(x), DType::F32) => {
+            CudaStorageSlice::F32(copy::<_, f32>(device, &view(x, layout)?, count)?)
+        }
+        (CudaStorageSlice::U8(x), DType::F16) => {
             CudaStorageSlice::F16(copy::<_, f16>(device, &view(x, layout)?, count)?)
         }
-        (CudaStorageSlice::F32(x), DType::BF16) => {
+        (CudaStorageSlice::U8(x), DType::BF16) => {
             CudaStorageSlice::BF16(copy::<_, bf16>(device, &view(x, layout)?, count)?)
         }
-        (CudaStorageSlice::F16(x), DType::F32) => {
-            CudaStorageSlice::F32(copy::<_, f32>(device, &view(x, layout)?, count)?)
-        }
-        (CudaStorageSlice::BF16(x), DType::F32) => {
-            CudaStorageSlice::F32(copy::<_, f32>(device, &view(x, layout)?, count)?)
-        }
-        _ => bail!("reinterpret: expected f32 and a half type"),
+        _ => bail!("reinterpret: expected bytes and f32, f16 or bf16"),
     };
     Ok(CudaStorage { slice, device: device.clone() })
 }
@@ -40,7 +46,8 @@ fn copy<S, T: DeviceRepr>(
     from: &CudaView<'_, S>,
     count: usize,
 ) -> Result<CudaSlice<T>> {
-    // SAFETY: both types consist of 16 or 32 bits without invalid values.
+    // SAFETY: both types are numbers without invalid values. The view is only read by a copy of its
+    // bytes, which needs no alignment.
     let Some(from) = (unsafe { from.transmute::<T>(count) }) else {
         bail!("reinterpret: expected as many bytes as before");
     };

@@ -5,7 +5,7 @@
 //! current step. A prefix can therefore be resumed from any position, and the same bits enter a sum
 //! whether a position was computed in this step or in an earlier one.
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{Result, Tensor};
 use stolon_checkpoint::adapter::Site;
 use stolon_checkpoint::config::{ConvolutionWeights, StackedWeights};
 
@@ -54,7 +54,7 @@ impl Convolution {
         pass.write(plane, &(factor? * x?)?)?;
         let mut sum = normed.zeros_like()?;
         for (weights, slots) in self.taps.iter().zip(&pass.inputs.taps) {
-            let inputs = plane.index_select(&slots.slots, 0)?.to_dtype(DType::F32)?;
+            let inputs = plane.gather(&slots.slots)?;
             // Positions before the start of a sequence have no slot, and any input may be read.
             let inputs = slots
                 .exist

@@ -17,7 +17,7 @@ fn backend(kv_type: KvType) -> CandleBackend {
 /// same logits, bit for bit, and the bytes come back as they were written.
 #[test]
 fn copied_blocks_continue_in_another_backend() {
-    for kv_type in [KvType::F32, KvType::F16, KvType::Bf16] {
+    for kv_type in [KvType::F32, KvType::F16, KvType::Bf16, KvType::Int8] {
         let (mut first, mut second) = (backend(kv_type), backend(kv_type));
         assert_eq!(first.kv_format(), second.kv_format());
         let tokens: Vec<u32> = (0..60).map(|i| i * 7 % 90).collect();

@@ -3,6 +3,7 @@
 use stolon_checkpoint::{KvBudget, KvType, LoadedModel};
 use stolon_cpu::{CpuBackend, CpuOptions};
 use stolon_cuda::{CandleBackend, CandleOptions};
+use stolon_kernels::Path;
 
 pub(super) use crate::suite::fixture::*;
 use crate::suite::{Open, Sizes};
@@ -30,11 +31,14 @@ pub(super) fn backend(model: LoadedModel, options: CandleOptions) -> CandleBacke
     CandleBackend::open(model.config, model.weights, options).expect("a valid model")
 }
 
-/// The CPU backend of `model` with exact keys and values.
-pub(super) fn cpu_backend(model: LoadedModel) -> CpuBackend {
+/// The CPU backend of `model` with keys and values in `kv_type`, without instructions that round the
+/// operands of attention.
+pub(super) fn cpu_backend(model: LoadedModel, block_size: usize, kv_type: KvType) -> CpuBackend {
     let options = CpuOptions {
+        block_size,
         kv_budget: KvBudget::Blocks(128),
-        kv_type: Some(KvType::F32),
+        kv_type: Some(kv_type),
+        path: Some(Path::PORTABLE),
         threads: Some(1),
         ..CpuOptions::default()
     };

@@ -7,7 +7,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use stolon_backend::{Backend, Draw, LogitRows, StepBatch};
 use stolon_checkpoint::config::TensorSpec;
-use stolon_checkpoint::{Tensor, Weights};
+use stolon_checkpoint::{KvType, Tensor, Weights};
 use stolon_cuda::{CandleBackend, CandleOptions};
 
 use super::fixture;
@@ -23,8 +23,13 @@ struct Generated {
     logits: Vec<Vec<f32>>,
 }
 
-fn backend(name: &str, batch_invariant: bool, cuda_graphs: bool) -> CandleBackend {
-    let options = CandleOptions { batch_invariant, cuda_graphs, ..fixture::options(4) };
+fn backend(
+    (name, kv_type): (&str, KvType),
+    batch_invariant: bool,
+    cuda_graphs: bool,
+) -> CandleBackend {
+    let kv_type = Some(kv_type);
+    let options = CandleOptions { batch_invariant, cuda_graphs, kv_type, ..fixture::options(4) };
     fixture::backend(fixture::model(name), options)
 }
 
@@ -80,8 +85,10 @@ fn generate(backend: &mut CandleBackend) -> Generated {
 /// they get without graphs, and there are few graphs.
 #[test]
 fn replayed_steps_are_steps() {
-    for name in ["llama", "granite", "phi3", "smollm3"] {
-        let (mut replayed, mut plain) = (backend(name, false, true), backend(name, false, false));
+    let f32 = ["llama", "granite", "phi3", "smollm3"].map(|name| (name, KvType::F32));
+    for model in f32.into_iter().chain([("llama", KvType::Int8)]) {
+        let (mut replayed, mut plain) = (backend(model, false, true), backend(model, false, false));
+        let name = format!("{model:?}");
         let (got, expected) = (generate(&mut replayed), generate(&mut plain));
         assert_eq!(got.tokens, expected.tokens, "{name}");
         assert_eq!(got.logits.len(), SEQUENCES);
@@ -100,7 +107,7 @@ fn replayed_steps_are_steps() {
 #[test]
 fn other_steps_are_not_captured() {
     for (name, batch_invariant) in [("qwen3_moe", false), ("llama", true)] {
-        let mut backend = backend(name, batch_invariant, true);
+        let mut backend = backend((name, KvType::F32), batch_invariant, true);
         let tokens = vec![3, 1, 4];
         let mut step = |from, rows| {
             let output = backend.step(&batch(&[(0, &tokens)], from, &[rows]));

@@ -39,6 +39,25 @@ fn half_precision_is_batch_invariant() {
     }
 }
 
+/// Goal: the same with KV in int8, for full attention, windows, heads of several sizes, keys and
+/// values of other layers, sinks, latent attention, convolutions, and checkpoints in its blocks.
+#[test]
+fn int8_is_batch_invariant() {
+    let options = CandleOptions { kv_type: Some(KvType::Int8), ..CandleOptions::default() };
+    for name in [
+        "llama",
+        "gemma3",
+        "gemma4_e4b",
+        "gpt_oss",
+        "glm4_moe_lite",
+        "lfm2",
+        "qwen3_5",
+        "falcon_h1",
+    ] {
+        subject(name, options).check();
+    }
+}
+
 /// Goal: without batch invariance, a warm cache gives the same logits within 0.001 standard
 /// deviations.
 #[test]

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use candle_core::quantized::QTensor;
 use stolon_backend::Backend;
-use stolon_checkpoint::{LoadedModel, Tensor, Weights, random_model};
+use stolon_checkpoint::{KvType, LoadedModel, Tensor, Weights, random_model};
 use stolon_cuda::{CandleOptions, ComputeType};
 use stolon_kernels::TensorType;
 
@@ -52,7 +52,7 @@ fn model(dtype_of: impl Fn(&str) -> TensorType) -> LoadedModel {
 fn check(what: &str, error_max: f32, dtype_of: impl Fn(&str) -> TensorType) {
     let tokens: Vec<u32> = (0..40).map(|i| i * 37 % 300).collect();
     let table = run::table(0, tokens.len(), 16);
-    let mut cpu = fixture::cpu_backend(model(&dtype_of));
+    let mut cpu = fixture::cpu_backend(model(&dtype_of), 16, KvType::F32);
     let mut candle = fixture::backend(model(&dtype_of), fixture::options(16));
     let expected = run::rows(&mut cpu, &tokens, 0, 40, &table).concat();
     let got = run::rows(&mut candle, &tokens, 0, 40, &table);

@@ -23,9 +23,12 @@ fn invalid_options_are_refused() {
         (CandleOptions { block_size: 24, ..valid }, "power of two from 1 to 256, got 24"),
         (CandleOptions { memory_utilization: 0.0, ..valid }, "above 0 and up to 1, got 0"),
         (CandleOptions { memory_utilization: f64::NAN, ..valid }, "up to 1, got NaN"),
-        (CandleOptions { kv_type: Some(KvType::Int8), ..valid }, "got `int8`"),
         (CandleOptions { kv_type: Some(KvType::Int4), ..valid }, "got `int4`"),
         (CandleOptions { kv_type: Some(KvType::K8V4), ..valid }, "got `k8v4`"),
+        (
+            CandleOptions { kv_type: Some(KvType::Int8), device: DeviceChoice::Metal(0), ..valid },
+            "`f32`, `bf16` or `f16` on Apple GPUs, got `int8`",
+        ),
         (CandleOptions { compute_type: Some(ComputeType::Bf16), ..valid }, "got `bf16`"),
         (CandleOptions { kv_budget: KvBudget::Blocks(0), ..valid }, "got 0"),
         (CandleOptions { kv_copies: true, batch_invariant: false, ..valid }, "batch invariance"),
@@ -40,8 +43,7 @@ fn invalid_options_are_refused() {
 }
 
 /// What the backend refuses, except for invalid values of options. The README has the same list.
-const REFUSED: [&str; 7] = [
-    "KV in int8",
+const REFUSED: [&str; 6] = [
     "KV in int4",
     "KV in k8v4",
     "products in bf16 on the CPU",

@@ -2,9 +2,10 @@
 //
 // usage: split_attention ORDER TYPE ROWS HEADS KV_HEADS DIM SLOTS BLOCK_SIZE TABLE_LEN PARTS WINDOW
 //                        HAS_SINKS SCALE SOFTCAP
-// ORDER is 0 for ascending; TYPE is 0 for f32, 1 for f16 and 2 for bf16.
-// Reads queries, keys, values, tables, contexts, rows of the parts, starts of the rows' parts, and
-// sinks from standard input, and writes the attention to standard output.
+// ORDER is 0 for ascending; TYPE is 0 for f32, 1 for f16, 2 for bf16 and 3 for int8.
+// Reads queries, keys, values, in int8 the scales of keys and of values, tables, contexts, rows of
+// the parts, starts of the rows' parts, and sinks from standard input, and writes the attention to
+// standard output.
 
 #include "host.h"
 //
@@ -13,16 +14,19 @@
 static uint32_t type, heads, kv_heads, dim, block_size, table_len, window;
 static float scale, softcap;
 static const float4 *q;
-static const uint4 *keys;
-static const void *values;
+static const void *keys, *values;
+static const float *key_scales, *value_scales;
 static const uint32_t *tables, *lengths, *part_rows, *part_starts;
 static float *partials, *sinks, *output;
 
 static void attend() {
-    auto function = type == 0 ? attend_parts_f32 : type == 1 ? attend_parts_f16 : attend_parts_bf16;
+    auto function = type == 0   ? attend_parts_f32
+                    : type == 1 ? attend_parts_f16
+                    : type == 2 ? attend_parts_bf16
+                                : attend_parts_int8;
     function(
-        q, keys, values, tables, lengths, part_rows, part_starts, partials, heads, kv_heads, dim,
-        block_size, table_len, window, scale, softcap
+        q, keys, values, key_scales, value_scales, tables, lengths, part_rows, part_starts,
+        partials, heads, kv_heads, dim, block_size, table_len, window, scale, softcap
     );
 }
 
@@ -51,10 +55,15 @@ int main(int argc, char **argv) {
     scale = strtof(argv[13], NULL);
     softcap = strtof(argv[14], NULL);
 
-    uint64_t kv_bytes = slots * kv_heads * dim * (type == 0 ? 4 : 2);
+    static const uint64_t element_bytes[] = {4, 2, 2, 1};
+    uint64_t kv_bytes = slots * kv_heads * dim * element_bytes[type];
     q = (float4 *)read_array(rows * heads * dim * sizeof(float));
-    keys = (uint4 *)read_array(kv_bytes);
+    keys = read_array(kv_bytes);
     values = read_array(kv_bytes);
+    if (type == 3) {
+        key_scales = (float *)read_array(slots * kv_heads * sizeof(float));
+        value_scales = (float *)read_array(slots * kv_heads * sizeof(float));
+    }
     tables = (uint32_t *)read_array(rows * table_len * sizeof(uint32_t));
     lengths = (uint32_t *)read_array(rows * sizeof(uint32_t));
     part_rows = (uint32_t *)read_array(parts * sizeof(uint32_t));

@@ -13,7 +13,7 @@ const PART: usize = 256;
 /// A batch of single queries.
 #[derive(Clone, Debug)]
 struct Case {
-    /// 0: f32, 1: f16, 2: bf16.
+    /// 0: f32, 1: f16, 2: bf16, 3: int8.
     element: usize,
     heads: usize,
     kv_heads: usize,
@@ -32,9 +32,12 @@ struct Case {
 struct Operands {
     /// `[rows, heads, dim]`.
     queries: Vec<f32>,
-    /// `[slots, kv_heads, dim]`, as the element type has it.
+    /// `[slots, kv_heads, dim]`, as the element type has it: codes in int8.
     keys: Vec<f32>,
     values: Vec<f32>,
+    /// Factors of keys and values, `[slots, kv_heads]`: 1 except in int8.
+    key_scales: Vec<f32>,
+    value_scales: Vec<f32>,
     /// The blocks of each row. Some are shared by rows.
     tables: Vec<Vec<u32>>,
     sinks: Vec<f32>,
@@ -53,16 +56,24 @@ impl Operands {
         });
         let tables = tables.collect();
         let slots = block_count * case.block_size;
-        let mut values = |count: usize| -> Vec<f32> {
-            let value = |_| round(case.element, random.random_range(-2.0..2.0));
+        let mut values = |element: usize, count: usize| -> Vec<f32> {
+            let value = |_| round(element, random.random_range(-2.0..2.0));
             (0..count).map(value).collect()
         };
+        let element = case.element;
+        let own = element.min(2);
+        let scales = |values: Vec<f32>| -> Vec<f32> {
+            let scale = |value: f32| if element == 3 { 0.01 + value.abs() / 200.0 } else { 1.0 };
+            values.into_iter().map(scale).collect()
+        };
         Self {
-            queries: values(case.contexts.len() * case.heads * case.dim),
-            keys: values(slots * case.kv_heads * case.dim),
-            values: values(slots * case.kv_heads * case.dim),
+            queries: values(own, case.contexts.len() * case.heads * case.dim),
+            keys: values(element, slots * case.kv_heads * case.dim),
+            values: values(element, slots * case.kv_heads * case.dim),
+            key_scales: scales(values(own, slots * case.kv_heads)),
+            value_scales: scales(values(own, slots * case.kv_heads)),
             tables,
-            sinks: values(case.heads),
+            sinks: values(own, case.heads),
             slots,
         }
     }
@@ -101,8 +112,13 @@ impl Operands {
             match case.element {
                 0 => input.extend(value.to_ne_bytes()),
                 1 => input.extend(f16::from_f32(*value).to_ne_bytes()),
-                _ => input.extend(bf16::from_f32(*value).to_ne_bytes()),
+                2 => input.extend(bf16::from_f32(*value).to_ne_bytes()),
+                _ => input.extend((*value as i8).to_ne_bytes()),
             }
+        }
+        if case.element == 3 {
+            let scales = self.key_scales.iter().chain(&self.value_scales);
+            input.extend(scales.flat_map(|scale| scale.to_ne_bytes()));
         }
         for table in &self.tables {
             let mut table = table.clone();
@@ -128,15 +144,16 @@ impl Operands {
             for head in 0..case.heads {
                 let query = &self.queries[(row * case.heads + head) * dim..][..dim];
                 let kv_head = head / (case.heads / case.kv_heads);
-                let start = |position: usize| {
+                let stored = |position: usize| {
                     let block = self.tables[row][position / case.block_size] as usize;
                     let slot = block * case.block_size + position % case.block_size;
-                    (slot * case.kv_heads + kv_head) * dim
+                    slot * case.kv_heads + kv_head
                 };
                 let score = |position: usize| {
-                    let key = &self.keys[start(position)..][..dim];
+                    let key = &self.keys[stored(position) * dim..][..dim];
                     let product = |(a, b): (&f32, &f32)| f64::from(*a) * f64::from(*b);
                     let score = query.iter().zip(key).map(product).sum::<f64>();
+                    let score = score * f64::from(self.key_scales[stored(position)]);
                     let (score, cap) = (score * f64::from(case.scale), f64::from(case.softcap));
                     if cap > 0.0 { cap * (score / cap).tanh() } else { score }
                 };
@@ -145,7 +162,8 @@ impl Operands {
                 for position in oldest..context {
                     let weight = score(position).exp();
                     sum += weight;
-                    let values = &self.values[start(position)..][..dim];
+                    let values = &self.values[stored(position) * dim..][..dim];
+                    let weight = weight * f64::from(self.value_scales[stored(position)]);
                     for (to, value) in weighted.iter_mut().zip(values) {
                         *to += weight * f64::from(*value);
                     }
@@ -162,7 +180,9 @@ fn round(element: usize, value: f32) -> f32 {
     match element {
         0 => value,
         1 => f16::from_f32(value).to_f32(),
-        _ => bf16::from_f32(value).to_f32(),
+        2 => bf16::from_f32(value).to_f32(),
+        // A code from -127 to 127.
+        _ => (value * 63.5).round(),
     }
 }
 
@@ -173,20 +193,20 @@ fn parts_of_a_context_are_merged_to_its_attention() {
     let program = Program::compile("split_attention.cpp");
     let mut random = SmallRng::seed_from_u64(2);
     let shapes = [(4, 4, 64), (8, 2, 128), (12, 1, 256), (32, 2, 80), (5, 5, 8), (6, 3, 192)];
-    for (index, (heads, kv_heads, dim)) in shapes.into_iter().cycle().take(24).enumerate() {
+    for (index, (heads, kv_heads, dim)) in shapes.into_iter().cycle().take(32).enumerate() {
         let mut contexts: Vec<usize> = (0..3).map(|_| random.random_range(1..900)).collect();
         contexts.extend([1, PART, PART + 1]);
         let case = Case {
-            element: index % 3,
+            element: index % 4,
             heads,
             kv_heads,
             dim,
-            block_size: [1, 16, 32, 256][index % 4],
+            block_size: [1, 16, 32, 256][index / 4 % 4],
             contexts,
             window: [None, Some(1), Some(100), Some(500), Some(4096)][index % 5],
-            sinks: index % 2 == 1,
+            sinks: index / 2 % 2 == 1,
             scale: 1.0 / (dim as f32).sqrt(),
-            softcap: [0.0, 1.5][index / 2 % 2],
+            softcap: [0.0, 1.5][index / 3 % 2],
         };
         let operands = Operands::random(&case, &mut random);
         let got = operands.run(&program, &case, false);

@@ -63,5 +63,17 @@ pub(super) fn round_to_int8(from: &[f32], inverse: f32, to: &mut [i8]) {
     }
 }
 
+/// Rounds one head of keys or values to signed bytes, as they are stored in [`KvSliceMut::Int8`], and
+/// returns the scale by which the bytes are multiplied when they are read. Both slices have the same
+/// length. If the head contains a NaN or an infinity, the scale is NaN, and the bytes mean nothing.
+///
+/// [`KvSliceMut::Int8`]: super::KvSliceMut::Int8
+#[must_use]
+pub fn int8_head(head: &[f32], to: &mut [i8]) -> f32 {
+    let (scale, inverse) = scale_of(head);
+    round_to_int8(head, inverse, to);
+    scale
+}
+
 #[cfg(test)]
 mod tests;

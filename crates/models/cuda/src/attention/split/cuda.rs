@@ -33,6 +33,9 @@ pub(super) fn attend(
     let operands = Operands { op, device: &q.device, q: view(q_slice, q_layout)? };
     let (kl, vl) = (keys_layout, values_layout);
     let output = match (&keys.slice, &values.slice) {
+        (CudaStorageSlice::U8(keys), CudaStorageSlice::U8(values)) => {
+            operands.run("attend_parts_int8", &view(keys, kl)?, &view(values, vl)?)
+        }
         (CudaStorageSlice::F32(keys), CudaStorageSlice::F32(values)) => {
             operands.run("attend_parts_f32", &view(keys, kl)?, &view(values, vl)?)
         }
@@ -42,7 +45,7 @@ pub(super) fn attend(
         (CudaStorageSlice::BF16(keys), CudaStorageSlice::BF16(values)) => {
             operands.run("attend_parts_bf16", &view(keys, kl)?, &view(values, vl)?)
         }
-        _ => bail!("split-KV attention: expected keys and values in f32, f16 or bf16"),
+        _ => bail!("split-KV attention: expected keys and values in u8, f32, f16 or bf16"),
     };
     Ok(CudaStorage { slice: CudaStorageSlice::F32(output?), device: q.device.clone() })
 }
@@ -102,15 +105,30 @@ impl Operands<'_> {
             block_dim: (THREADS, 1, 1),
             shared_mem_bytes: 0,
         };
+        let scales = [&args.kv.keys, &args.kv.values].map(|plane| plane.scales.as_ref());
+        let scales = scales.map(|scales| scales.map(Tensor::storage_and_layout));
+        let [key_scales, value_scales] = scales.each_ref().map(|scales| {
+            let scales = scales.as_ref();
+            scales.map(|(storage, layout)| on_device::<f32>(storage, layout)).transpose()
+        });
+        let scales = [key_scales?, value_scales?];
+        let none = 0_u64;
         let mut builder = function.builder();
-        builder.arg(&self.q).arg(keys).arg(values).arg(&tables).arg(&contexts).arg(&part_rows);
+        builder.arg(&self.q).arg(keys).arg(values);
+        for scales in &scales {
+            match scales {
+                Some(scales) => builder.arg(scales),
+                None => builder.arg(&none),
+            };
+        }
+        builder.arg(&tables).arg(&contexts).arg(&part_rows);
         builder.arg(&part_starts).arg(&partials).arg(&heads).arg(&kv_heads).arg(&dim);
         builder.arg(&block_size).arg(&table_len).arg(&window).arg(&args.scale).arg(&softcap);
         // SAFETY: the arguments have the types and the order of the kernel's parameters. The views
         // have the shapes that the kernel expects, by the checks of the operation and the plan, and
-        // are aligned as it needs; head sizes are those that `supports` allows. Blocks of the
-        // tables, up to the contexts, are below the number of blocks, because the batch checker has
-        // accepted them.
+        // are aligned as it needs; head sizes are those that `supports` allows. Without scales,
+        // their addresses are null, and the kernel does not read them. Blocks of the tables, up to
+        // the contexts, are below the number of blocks, because the batch checker has accepted them.
         unsafe { builder.launch(config) }.w()?;
         Ok(partials)
     }
@@ -163,6 +181,6 @@ fn number(value: usize) -> Result<u32> {
 fn on_device<'a, T: CudaDType>(storage: &'a Storage, layout: &Layout) -> Result<CudaView<'a, T>> {
     match storage {
         Storage::Cuda(storage) => view(storage.as_cuda_slice::<T>()?, layout),
-        _ => bail!("split-KV attention: expected tables and sinks on the device"),
+        _ => bail!("split-KV attention: expected tables, scales and sinks on the device"),
     }
 }
