@@ -119,7 +119,7 @@ fn other_heads_are_refused() {
         ("eagle_config.use_mtp_layernorm", json!(true), "expected false"),
         ("rope_scaling", longrope, "default, linear, llama3 or yarn"),
         (inner, json!([-1, 1]), "a list of integers"),
-        (inner, json!([1; 17]), "at most 16"),
+        (inner, json!(vec![1; 17]), "at most 16"),
         (inner, json!([1, 2, 32]), "which has 32"),
         (inner, json!([1_u64 << 30]), "which has 32"),
         ("hidden_size", json!(2048), "4096, as the model has"),
