@@ -152,8 +152,8 @@ async fn other_heads_are_refused() {
     // The embedding of Gemma has a factor.
     let gemma = stolon_fixtures::path("gemma3");
     refused(&gemma, &head(), &["factors", "Gemma3"]).await;
-    let few = stolon_fixtures::path("llama");
-    refused(&few, &stolon_fixtures::path("eagle3/llama3"), &["layer_ids", "which has 2"]).await;
+    let narrow = stolon_fixtures::path("gpt_oss");
+    refused(&narrow, &head(), &["hidden_size", "32, as the model has"]).await;
     for (name, changes, parts) in [
         ("d2t", &[(r#""d2t":{"dtype":"I64""#, r#""d2t":{"dtype":"F64""#)][..], &["d2t", "I64"][..]),
         ("name", &[("\"d2t\"", "\"d3t\"")], &["d2t"]),

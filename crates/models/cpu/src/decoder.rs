@@ -510,9 +510,8 @@ impl Decoder {
             x.copy_within(from * width..(from + 1) * width, to * width);
             per_layer.copy_within(from * all..(from + 1) * all, to * all);
         }
-        if let Some(input) = &mut self.head_input {
-            input.keep(&self.plan.output_rows);
-        }
+        // A draft head computes logits for all rows of a step or for none.
+        debug_assert!(self.head_input.is_none() || kept == 0);
         self.adapters.keep(&self.plan.output_rows);
         self.norm_for(self.last_keeping, kept, workers);
     }

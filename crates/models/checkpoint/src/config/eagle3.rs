@@ -223,7 +223,8 @@ pub(crate) fn parse(
         vocab_size,
         layers: layers(&root, own.as_ref(), layer_count)?,
         feature_norm,
-        norm_before_residual: root.flag("norm_before_residual")? == Some(true),
+        // The defaults of vLLM.
+        norm_before_residual: root.flag("norm_before_residual")?.unwrap_or(layer.is_some()),
         norm_output: root.flag("norm_output")? == Some(true),
     };
     Ok((decoder, config))
@@ -289,16 +290,18 @@ fn layers(
     own: Option<&Keys<'_>>,
     layer_count: usize,
 ) -> Result<Vec<usize>, ModelError> {
-    // vLLM reads the inputs of the layers in speculators' list, and SGLang the outputs of those in
-    // the inner object.
-    for (keys, step) in [(Some(root), 0), (own, 1)] {
-        let Some(keys) = keys else { continue };
-        match keys.counts(LAYER_IDS)? {
-            Some(ids) if ids.len() > STATES_MAX => {
-                return Err(keys.invalid(LAYER_IDS, &format!("at most {STATES_MAX} numbers")));
-            }
-            Some(ids) if !ids.is_empty() => return Ok(ids.iter().map(|id| id + step).collect()),
-            _ => {}
+    for keys in [Some(root), own].into_iter().flatten() {
+        let ids = keys.counts(LAYER_IDS)?.unwrap_or_default();
+        if ids.len() > STATES_MAX {
+            return Err(keys.invalid(LAYER_IDS, &format!("at most {STATES_MAX} numbers")));
+        }
+        // vLLM reads the inputs of the layers in the outer list, and SGLang the outputs of those in
+        // the inner one. Some of the inner lists count as the outer one, but only those with the
+        // number of layers show it.
+        let is_inner = !std::ptr::eq(keys, root);
+        let are_outputs = is_inner && ids.iter().all(|id| *id < layer_count);
+        if !ids.is_empty() {
+            return Ok(ids.iter().map(|id| id + usize::from(are_outputs)).collect());
         }
     }
     if layer_count < LAYERS_MIN {
@@ -329,8 +332,8 @@ pub(crate) fn fit(
         }
     }
     if let Some(layer) = config.layers.iter().find(|layer| **layer > model.layers.len()) {
-        let expected = format!("layers of the model, which has {}", model.layers.len());
-        return Err(ModelError::key(file, LAYER_IDS, expected, format!("layer {}", layer - 1)));
+        let expected = format!("numbers of layers of the model, which has {}", model.layers.len());
+        return Err(ModelError::key(file, LAYER_IDS, expected, layer));
     }
     let description = model.architecture.description();
     let is_plain = model.embedding_scale.is_none()

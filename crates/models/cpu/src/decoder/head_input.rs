@@ -94,15 +94,6 @@ impl HeadInput {
             Kind::Eagle3(Eagle3 { pairs, .. }) => Some(pairs),
         }
     }
-
-    /// Keeps only the rows with these indices of that input.
-    pub(super) fn keep(&mut self, rows: &[usize]) {
-        let Kind::Eagle3(Eagle3 { pairs, .. }) = &mut self.kind else { return };
-        let width = 2 * self.hidden_norm.width();
-        for (to, &from) in rows.iter().enumerate() {
-            pairs.copy_within(from * width..(from + 1) * width, to * width);
-        }
-    }
 }
 
 impl Eagle3 {

@@ -42,11 +42,6 @@ impl NormVectors {
         Ok(Self { weight, bias, eps: *eps })
     }
 
-    /// Number of elements of a row.
-    pub(super) fn width(&self) -> usize {
-        self.weight.len()
-    }
-
     /// The RMS norm before a router, whose weights files store times the square root of
     /// `hidden_size`.
     pub(super) fn of_router(self) -> Self {

@@ -78,6 +78,18 @@ fn published_heads_are_parsed() {
     assert!([json!(null), json!([1]), json!("x")].iter().all(|value| !is_eagle3(value)));
 }
 
+/// Goal: a list with the number of layers can only mean the state after all layers, so all its numbers
+/// count layers before a state.
+#[test]
+fn lists_of_states_are_recognized() {
+    let mut head = of_spec_forge();
+    for (ids, expected) in [([24, 30, 36], [24, 30, 36]), ([1, 17, 35], [2, 18, 36])] {
+        head["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = json!(ids);
+        let (_, config) = parse("config.json", &head, 36).expect("a head");
+        assert_eq!(config.layers, expected);
+    }
+}
+
 /// Goal: the rotary embedding of a head is its own.
 #[test]
 fn the_rotary_embedding_is_that_of_the_head() {
@@ -120,7 +132,7 @@ fn other_heads_are_refused() {
         ("rope_scaling", longrope, "default, linear, llama3 or yarn"),
         (inner, json!([-1, 1]), "a list of integers"),
         (inner, json!(vec![1; 17]), "at most 16"),
-        (inner, json!([1, 2, 32]), "which has 32"),
+        (inner, json!([1, 2, 33]), "which has 32"),
         (inner, json!([1_u64 << 30]), "which has 32"),
         ("hidden_size", json!(2048), "4096, as the model has"),
         ("vocab_size", json!(128_000), "128256, as the model has"),
