@@ -128,16 +128,18 @@ async fn inspection_knows_heads() {
         head.into_iter().fold(builder, |builder, head| builder.draft_model(&*head))
     };
     let memory = |head| with(head).memory_needed().expect("a size");
-    let positions = with(None).build().await.expect("an engine").model_info();
-    let positions = (positions.num_blocks * positions.block_size) as u64;
-    let added = needed.weights + positions * needed.kv_per_token;
-    assert_eq!(memory(Some(head())), memory(None) + added);
-    let info = async |head| with(head).build().await.expect("an engine").model_info();
-    let (plain, own) = (info(None).await, info(Some(head())).await);
-    assert_eq!((plain.drafting, own.drafting), (Drafting::None, Drafting::Eagle3));
-    assert_eq!(own.drafting.name(), "eagle3");
-    let kv_bytes = plain.kv_bytes as u64 + positions * needed.kv_per_token;
-    assert_eq!(own.kv_bytes as u64, kv_bytes);
+    let info = async |head| {
+        let engine = with(head).build().await.expect("an engine");
+        let info = engine.model_info();
+        let positions = (info.num_blocks * info.block_size) as u64;
+        (info.drafting, info.kv_bytes as u64, positions)
+    };
+    let (drafting, kv_bytes, positions) = info(None).await;
+    assert_eq!(drafting, Drafting::None);
+    let added = positions * needed.kv_per_token;
+    assert_eq!(info(Some(head())).await, (Drafting::Eagle3, kv_bytes + added, positions));
+    assert_eq!(Drafting::Eagle3.name(), "eagle3");
+    assert_eq!(memory(Some(head())), memory(None) + needed.weights + added);
 }
 
 /// Goal: a head for another model, or one that is damaged, is refused with a message that says what is
@@ -157,7 +159,8 @@ async fn other_heads_are_refused() {
     for (name, changes, parts) in [
         ("d2t", &[(r#""d2t":{"dtype":"I64""#, r#""d2t":{"dtype":"F64""#)][..], &["d2t", "I64"][..]),
         ("name", &[("\"d2t\"", "\"d3t\"")], &["d2t"]),
-        ("fc", &[("\"fc.weight\"", "\"fx.weight\"")], &["fc.weight"]),
+        ("fc", &[("\"fc.weight\"", "\"xx.weight\"")], &["fc.weight"]),
+        ("bias", &[("\"lm_head.weight\"", "\"fc.more.weight\"")], &["without", "fc.more"]),
     ] {
         let copy = Directory::new(&format!("eagle3-damaged-{name}"));
         std::fs::create_dir_all(&copy.0).expect("a new directory");

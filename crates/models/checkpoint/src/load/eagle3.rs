@@ -82,7 +82,7 @@ pub(crate) fn prepare(weights: &mut Weights) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// Checks that a head has all tensors.
+/// Checks that a head has all tensors, and no other ones that would change what it computes.
 pub(crate) fn check(
     weights: &Weights,
     decoder: &DecoderConfig,
@@ -92,7 +92,18 @@ pub(crate) fn check(
     let kind = DraftHeadKind::Eagle3(config.clone());
     // The output matrix of the model has all tokens.
     let is_own = |name: &str| weights.contains(name) || (is_partial && name == HEAD);
-    weights.check_all(kind.tensors(decoder, is_own))?;
+    let tensors = kind.tensors(decoder, is_own);
+    // A bias or a norm that other heads have would be ignored.
+    let is_computed =
+        |name: &&str| ["model.layers.", "fc"].iter().any(|part| name.starts_with(part));
+    let is_unknown = |name: &&str| {
+        !name.ends_with(".rotary_emb.inv_freq") && tensors.iter().all(|spec| spec.name != *name)
+    };
+    if let Some(name) = weights.names().filter(is_computed).filter(is_unknown).min() {
+        let reason = format!("expected a head without a tensor `{name}`");
+        return Err(ModelError::malformed(weights.origin(), reason));
+    }
+    weights.check_all(tensors)?;
     if is_partial && !weights.contains(TOKEN_IDS) {
         let expected = vec![config.vocab_size];
         let (file, tensor) = (weights.origin().to_owned(), TOKEN_IDS.to_owned());
