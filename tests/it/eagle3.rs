@@ -12,6 +12,9 @@ use crate::support::tiers::Directory;
 /// Number of tokens of the fixtures.
 const VOCAB: usize = 96;
 
+/// Number of KV blocks that do not hold all prompts and answers of a test.
+const FEW_BLOCKS: usize = 48;
+
 /// A random model with the structure of Qwen3.
 fn model() -> PathBuf {
     stolon_fixtures::path("qwen3")
@@ -27,11 +30,15 @@ fn next(token: usize) -> usize {
     (token * 5 + 7) % VOCAB
 }
 
-/// An embedding of a token, whose elements are 1 or -1.
+/// An embedding of a token, whose elements are 1 or -1. Those of two tokens differ in at least 13.
 fn embedding(token: usize, values: &mut [f32]) {
     for (index, value) in values.iter_mut().enumerate() {
-        let hash = (token * 8191 + index * 127 + 17).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        *value = if hash >> 40 & 1 == 0 { 1.0 } else { -1.0 };
+        // SplitMix64.
+        let seed = (token * 64 + index) as u64;
+        let bits = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        *value = if (bits ^ bits >> 31) & 1 == 0 { 1.0 } else { -1.0 };
     }
 }
 
@@ -83,7 +90,7 @@ async fn a_head_that_must_be_right_always_is() {
     let with_head = |builder: EngineBuilder| {
         let sources = Some(DraftSources::new(Vec::new));
         let one = Speculation { max_tokens: 1, adaptive: false, sources, ..Speculation::default() };
-        builder.draft_model(&*head.0).speculation(one)
+        builder.draft_model(&*head.0).speculation(one).num_blocks(FEW_BLOCKS)
     };
     compare("eagle3-right", &model.0, with_head, |drafted, accepted| {
         assert!(drafted > 15 && drafted == accepted, "{accepted} of {drafted}");
@@ -96,7 +103,7 @@ async fn a_head_that_must_be_right_always_is() {
 async fn a_head_that_is_wrong_changes_no_answer() {
     let llama = (stolon_fixtures::path("llama3"), stolon_fixtures::path("eagle3/llama3"));
     for (name, (model, head)) in [("qwen3", (model(), head())), ("llama3", llama)] {
-        let with_head = |builder: EngineBuilder| builder.draft_model(&*head);
+        let with_head = |builder: EngineBuilder| builder.draft_model(&*head).num_blocks(FEW_BLOCKS);
         compare(&format!("eagle3-{name}"), &model, with_head, |drafted, accepted| {
             assert!(drafted > 30 && accepted < drafted / 2, "{accepted} of {drafted}");
         })
