@@ -89,7 +89,7 @@ async fn a_head_that_must_be_right_always_is() {
     let [model, head] = always_right();
     let with_head = |builder: EngineBuilder| {
         let sources = Some(DraftSources::new(Vec::new));
-        let one = Speculation { max_tokens: 1, adaptive: false, sources, ..Speculation::default() };
+        let one = Speculation { max_tokens: 1, adaptive: false, sources };
         builder.draft_model(&*head.0).speculation(one).num_blocks(FEW_BLOCKS)
     };
     compare("eagle3-right", &model.0, with_head, |drafted, accepted| {
