@@ -12,6 +12,8 @@ pub enum Drafting {
     None,
     /// A draft model ([`EngineBuilder::draft_model`](crate::EngineBuilder::draft_model)).
     DraftModel,
+    /// An EAGLE-3 head ([`EngineBuilder::draft_model`](crate::EngineBuilder::draft_model)).
+    Eagle3,
     /// The model's own head for multi-token prediction
     /// ([`EngineBuilder::mtp`](crate::EngineBuilder::mtp)).
     Mtp,
@@ -20,12 +22,13 @@ pub enum Drafting {
 }
 
 impl Drafting {
-    /// The name in JSON: `none`, `draft_model`, `mtp` or `unused_mtp`.
+    /// The name in JSON: `none`, `draft_model`, `eagle3`, `mtp` or `unused_mtp`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
             Self::DraftModel => "draft_model",
+            Self::Eagle3 => "eagle3",
             Self::Mtp => "mtp",
             Self::UnusedMtp => "unused_mtp",
         }

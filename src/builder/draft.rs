@@ -1,7 +1,9 @@
-//! The draft model: a smaller model that guesses tokens of answers.
+//! What guesses tokens of answers and is in files of its own: a smaller model, or an EAGLE-3 head.
 
 use stolon_backend::{Backend, WithDraft};
-use stolon_checkpoint::{AnyModel, DecoderConfig, LoadOptions, LoadedModel, Weights, WindowKv};
+use stolon_checkpoint::{
+    AnyModel, DecoderConfig, DraftHead, LoadOptions, LoadedModel, ModelSource, Weights, WindowKv,
+};
 use stolon_cpu::{CpuBackend, CpuOptions};
 use stolon_scheduler::EngineConfig;
 
@@ -13,6 +15,12 @@ use crate::text::Text;
 /// The name of the setting in errors.
 const NAME: &str = "draft_model";
 
+/// A loaded draft model or head.
+pub(super) enum Draft {
+    Model(DraftModel),
+    Eagle3(DraftHead),
+}
+
 /// A loaded draft model, without its backend.
 pub(super) struct DraftModel {
     id: String,
@@ -21,8 +29,8 @@ pub(super) struct DraftModel {
 }
 
 impl EngineBuilder {
-    /// A smaller model with the same vocabulary, which guesses tokens of answers (speculative
-    /// decoding). Default: none. The argument is as for [`model`](Self::model).
+    /// A smaller model with the same vocabulary, or an EAGLE-3 head for the model, which guesses tokens
+    /// of answers (speculative decoding). Default: none. The argument is as for [`model`](Self::model).
     ///
     /// The model verifies the guesses, so answers have the same bits with and without, at any
     /// temperature. Nothing is guessed while it is not expected to save time, which the engine
@@ -33,6 +41,14 @@ impl EngineBuilder {
     /// [`kv_memory`](Self::kv_memory). [`weights`](Self::weights) and [`kv_type`](Self::kv_type)
     /// apply to it, too. Models with recurrent layers cannot be draft models. On a GPU,
     /// [`build`](Self::build) refuses it.
+    ///
+    /// An EAGLE-3 head is recognized by its `config.json`. It is a directory or a repository of
+    /// safetensors files that SpecForge or speculators have written, for example
+    /// `AngelSlim/Qwen3-8B_eagle3` for `Qwen/Qwen3-8B`. It must have one layer of Llama's kind, and the
+    /// hidden size and the vocabulary of the model. Each position of the KV cache has its keys, values
+    /// and a hidden state in addition, and [`kv_type`](Self::kv_type) and [`weights`](Self::weights)
+    /// apply to it, too. The model may be quantized and may have recurrent layers or images. Models
+    /// with factors or norms of their embeddings, such as Gemma, are refused.
     pub fn draft_model(mut self, model: impl Into<ModelArg>) -> Self {
         self.draft_model = Some(model.into());
         self
@@ -55,23 +71,43 @@ pub(super) fn refuse(draft: Option<ModelArg>, model: &str) -> Result<(), Error> 
     }
 }
 
-impl DraftModel {
-    /// Reads a draft model for a model with this text layer and number of token ids.
+impl Draft {
+    /// Reads what is to guess tokens for a model with this text layer, configuration and weights.
     ///
     /// # Errors
-    /// [`Error::Load`] and [`Error::Tokenizer`] if it cannot be read, and
-    /// [`EngineError::InvalidParameter`](crate::EngineError::InvalidParameter) if it is no decoder or
-    /// has another vocabulary.
+    /// [`Error::Load`] and [`Error::Tokenizer`] if it cannot be read or is a head for another model,
+    /// and [`EngineError::InvalidParameter`](crate::EngineError::InvalidParameter) if it is no decoder
+    /// or has another vocabulary.
     pub(super) fn load(
-        model: ModelArg,
+        draft: ModelArg,
         options: &LoadOptions,
-        (text, vocab_size): (&Text, usize),
+        text: &Text,
+        (config, weights): (&DecoderConfig, &Weights),
     ) -> Result<Self, Error> {
+        let source = draft.source()?;
         let mut options = options.clone();
         (options.mmproj, options.generation, options.max_positions) = (None, None, None);
         options.mtp = false;
+        let head = stolon_checkpoint::load_draft_head(&source, &options, (config, weights))?;
+        match head {
+            Some(head) => Ok(Self::Eagle3(head)),
+            None => {
+                let model = DraftModel::load(&source, &options, (text, config.vocab_size))?;
+                Ok(Self::Model(model))
+            }
+        }
+    }
+}
+
+impl DraftModel {
+    /// As [`Draft::load`], for a model with this text layer and number of token ids.
+    fn load(
+        source: &ModelSource,
+        options: &LoadOptions,
+        (text, vocab_size): (&Text, usize),
+    ) -> Result<Self, Error> {
         let expected = "a model that generates text";
-        let model = match stolon_checkpoint::load_any(&model.source()?, &options)? {
+        let model = match stolon_checkpoint::load_any(source, options)? {
             AnyModel::Decoder(model) if model.generates => *model,
             AnyModel::Decoder(_) => return Err(Error::invalid(NAME, expected, "another one")),
             AnyModel::Encoder(_) => return Err(Error::invalid(NAME, expected, "a text encoder")),

@@ -6,14 +6,15 @@ use std::thread;
 
 use stolon_backend::{Backend, Pooling};
 use stolon_checkpoint::{
-    AnyModel, DecoderConfig, EmbeddingConfig, EncoderTask, KvBudget, LoadOptions, LoadedEncoder,
-    LoadedModel, LoadedScores, MtpHead, PairForm, ScoreConfig, TextPrompts, VisionConfig, Weights,
+    AnyModel, DecoderConfig, DraftHead, EmbeddingConfig, EncoderTask, KvBudget, LoadOptions,
+    LoadedEncoder, LoadedModel, LoadedScores, PairForm, ScoreConfig, TextPrompts, VisionConfig,
+    Weights,
 };
 use stolon_cpu::{CpuBackend, CpuOptions, EncoderBackend, Head, at_low_priority};
 use stolon_scheduler::EngineConfig;
 use stolon_text::{TextSource, TokenizerSource};
 
-use super::draft::DraftModel;
+use super::draft::{Draft, DraftModel};
 use super::rerank::RerankSettings;
 use super::{EngineBuilder, ModelArg};
 use crate::Error;
@@ -51,20 +52,20 @@ impl BackendOptions {
     }
 
     /// Opens a backend of a decoder and, if it computes that, the image encoder of the same model, with
-    /// the model's head for multi-token prediction or a draft model. On a GPU, there is neither.
+    /// a draft head or a draft model. On a GPU, there is neither.
     fn open(
         self,
         config: DecoderConfig,
         encoder: Option<VisionConfig>,
         weights: Weights,
-        (mtp, draft): (Option<MtpHead>, Option<DraftModel>),
+        (head, draft): (Option<DraftHead>, Option<DraftModel>),
     ) -> Result<Box<dyn Backend>, Error> {
         match self {
             Self::Cpu(options, block_size) => {
                 let default = if encoder.is_some() { BLOCK_SIZE_WITH_IMAGES } else { BLOCK_SIZE };
                 let block_size = block_size.unwrap_or(default);
                 let options = CpuOptions { block_size, ..options };
-                let open = |options| CpuBackend::with_mtp(config, encoder, weights, mtp, options);
+                let open = |options| CpuBackend::with_head(config, encoder, weights, head, options);
                 match draft {
                     Some(draft) => draft.open(options, open),
                     None => Ok(Box::new(open(options)?)),
@@ -265,8 +266,7 @@ fn load(
     if !generates {
         super::draft::refuse(draft.clone(), "a model that generates nothing")?;
     }
-    let draft =
-        draft.map(|draft| DraftModel::load(draft, load_options, (&text, config.vocab_size)));
+    let draft = draft.map(|draft| Draft::load(draft, load_options, &text, (&config, &weights)));
     let draft = draft.transpose()?;
     let pooled = match scores {
         Some(LoadedScores { head, config: labels, pairs }) => {
@@ -288,13 +288,14 @@ fn load(
     // Without the feature, no memory is needed for the encoder.
     let encoder = images.as_ref().filter(|_| cfg!(feature = "images"));
     let encoder = encoder.map(|images| images.encoder.clone());
-    let drafting = match (&draft, &mtp) {
-        (Some(_), _) => Drafting::DraftModel,
-        (None, Some(_)) => Drafting::Mtp,
-        (None, None) if has_mtp && options.takes_mtp() => Drafting::UnusedMtp,
-        (None, None) => Drafting::None,
+    let (drafting, draft) = match (draft, mtp) {
+        (Some(Draft::Model(model)), _) => (Drafting::DraftModel, (None, Some(model))),
+        (Some(Draft::Eagle3(head)), _) => (Drafting::Eagle3, (Some(head), None)),
+        (None, Some(head)) => (Drafting::Mtp, (Some(head), None)),
+        (None, None) if has_mtp && options.takes_mtp() => (Drafting::UnusedMtp, (None, None)),
+        (None, None) => (Drafting::None, (None, None)),
     };
-    let open = || options.open(config, encoder, weights, (mtp, draft));
+    let open = || options.open(config, encoder, weights, draft);
     let backend = if generates { while_grammars_are_prepared(&text, open) } else { open() }?;
     text.skills = Skills::new(skills, backend.spec().regions);
     let sampling = DefaultSampling {

@@ -30,7 +30,7 @@ pub(crate) enum KvPart {
 
 impl EngineBuilder {
     /// The memory in bytes that the KV cache and the weights will take, with those of a draft model or
-    /// of a head for multi-token prediction. Reads the headers of the model's files, for a model on
+    /// of a head. Reads the headers of the model's files, for a model on
     /// the hub perhaps over the network, and blocks meanwhile.
     ///
     /// Image encoders, adapters and what is computed in a step are not included.
@@ -87,9 +87,12 @@ impl EngineBuilder {
             (options.load.max_positions, options.load.mmproj) = (None, None);
             options.load.mtp = false;
             options.window_kv = WindowKv::Blocks;
-            let added = described(draft, &options)?.memory;
-            memory.weights += added.as_ref().map_or(0, |added| added.weights);
-            memory.kv_per_token += added.map_or(0, |added| added.kv_per_token);
+            let added = described(draft, &options)?;
+            let of_model = added.memory.map(|model| (model.weights, model.kv_per_token));
+            let of_head = added.eagle3.map(|head| (head.weights, head.kv_per_token));
+            let (weights, kv_per_token) = of_model.or(of_head).unwrap_or_default();
+            memory.weights += weights;
+            memory.kv_per_token += kv_per_token;
         }
         let of_positions = |count: u64| memory.kv_per_token.saturating_mul(count);
         let kv = match (self.num_blocks, self.kv_memory) {

@@ -46,7 +46,7 @@ struct Kind {
 /// What guesses tokens.
 #[derive(Clone, Copy)]
 enum Guesses {
-    /// A draft model.
+    /// A draft model or an EAGLE-3 head.
     Draft(&'static str),
     /// The model's own head.
     Head,
@@ -77,6 +77,9 @@ const KINDS: &[Kind] = &[
     drafted("full attention, draft model", "llama", "llama"),
     drafted("gated delta rule, draft model", "qwen3_next", "llama"),
     with_head("gated delta rule, head of its own", "mtp/qwen3_5"),
+    drafted("full attention, EAGLE-3 head", "qwen3", "eagle3/qwen3"),
+    drafted("gated delta rule, EAGLE-3 head", "qwen3_next", "eagle3/llama3"),
+    drafted("windows in states, EAGLE-3 head", "olmo3", "eagle3/qwen3"),
     rounded("full attention, 4 bits", "llama", KvType::Int4),
     rounded("windows in states, keys in 8 and values in 4 bits", "gemma3", KvType::K8V4),
     rounded("latent attention, 4 bits", "deepseek_v3", KvType::Int4),

@@ -35,6 +35,8 @@ mod disk_tier;
 mod documents;
 #[cfg(feature = "tiers")]
 mod draft_models;
+#[cfg(feature = "tiers")]
+mod eagle3;
 mod embeddings;
 mod encoders;
 #[cfg(feature = "tiers")]

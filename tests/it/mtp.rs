@@ -21,13 +21,13 @@ fn fixture() -> PathBuf {
 }
 
 /// An engine that always proposes what the head guesses, and nothing else.
-fn builder(model: &Path) -> EngineBuilder {
+pub(crate) fn builder(model: &Path) -> EngineBuilder {
     let sources = Some(DraftSources::new(Vec::new));
     let speculation = Speculation { adaptive: false, sources, ..Speculation::default() };
     Engine::builder().model(model).threads(1).num_blocks(BLOCKS).speculation(speculation)
 }
 
-fn plain(model: &Path) -> EngineBuilder {
+pub(crate) fn plain(model: &Path) -> EngineBuilder {
     let builder = Engine::builder().model(model).threads(1).speculation(Speculation::off());
     builder.num_blocks(256).prefix_caching(false)
 }
@@ -40,14 +40,18 @@ fn request(seed: u64) -> Request {
     Request::tokens(tokens).sampling(sampling).max_tokens(48).logprobs(2).ignore_eos(true)
 }
 
-/// A copy of the model with other values of some tensors. `change` gets the name of each tensor, the
-/// number of its columns and its values.
-fn changed(name: &str, change: impl Fn(&str, usize, &mut [f32])) -> Directory {
-    let copy = Directory::new(&format!("mtp-{name}"));
+/// A copy of the fixture `source` with other values of some tensors. `change` gets the name of each
+/// tensor, the number of its columns and its values.
+pub(crate) fn changed(
+    name: &str,
+    source: &Path,
+    change: impl Fn(&str, usize, &mut [f32]),
+) -> Directory {
+    let copy = Directory::new(&format!("head-{name}"));
     std::fs::create_dir_all(&copy.0).expect("a new directory");
     let path = |directory: &Path, name: &str| directory.join(name);
-    std::fs::copy(path(&fixture(), "config.json"), path(&copy.0, "config.json")).expect("a file");
-    let mut bytes = std::fs::read(path(&fixture(), "model.safetensors")).expect("a file");
+    std::fs::copy(path(source, "config.json"), path(&copy.0, "config.json")).expect("a file");
+    let mut bytes = std::fs::read(path(source, "model.safetensors")).expect("a file");
     let len = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
     let (header, data) = bytes[8..].split_at_mut(len);
     let header: serde_json::Value = serde_json::from_slice(header).expect("a header");
@@ -73,7 +77,7 @@ fn changed(name: &str, change: impl Fn(&str, usize, &mut [f32])) -> Directory {
 /// A model whose layers add nothing, so that a token follows from the one before it, and whose head
 /// computes the same from the embedding. It is always right.
 fn always_right() -> Directory {
-    changed("right", |name, columns, values| {
+    changed("right", &fixture(), |name, columns, values| {
         let is_output = ["o_proj", "out_proj", "down_proj"].iter().any(|part| name.contains(part));
         // The weights of these norms are stored minus one.
         if is_output || name.contains("pre_fc_norm") || name.ends_with(".norm.weight") {
@@ -101,13 +105,18 @@ async fn ask(engine: &Engine, request: Request) -> (Completion, [u64; 2]) {
 }
 
 /// Generates answers cold, warm, after evictions and from a disk tier, and compares them with those
-/// of an engine without a cache and without a head. `check` gets the numbers of guessed and right
-/// tokens of each answer.
-async fn compare(name: &str, model: &Path, check: impl Fn(u64, u64)) {
+/// of an engine without a cache and without a head. `with_head` adds the head to the engine of a
+/// model, and `check` gets the numbers of guessed and right tokens of each answer.
+pub(crate) async fn compare(
+    name: &str,
+    model: &Path,
+    with_head: impl Fn(EngineBuilder) -> EngineBuilder,
+    check: impl Fn(u64, u64),
+) {
     let plain = plain(model).build().await.expect("an engine");
-    let directory = Directory::new(&format!("mtp-tier-{name}"));
+    let directory = Directory::new(&format!("head-tier-{name}"));
     let with_head = || {
-        let builder = builder(model).mtp(true).kv_cache_dir(&directory.0, 1 << 30);
+        let builder = with_head(builder(model)).kv_cache_dir(&directory.0, 1 << 30);
         builder
             .write_policy(WritePolicy::WriteThrough)
             .prefetch_policy(PrefetchPolicy::WaitComplete)
@@ -146,7 +155,8 @@ async fn compare(name: &str, model: &Path, check: impl Fn(u64, u64)) {
 #[tokio::test]
 async fn a_head_that_must_be_right_always_is() {
     let model = always_right();
-    compare("right", &model.0, |drafted, accepted| {
+    let with_head = |builder: EngineBuilder| builder.mtp(true);
+    compare("right", &model.0, with_head, |drafted, accepted| {
         assert!(drafted > 30 && drafted == accepted, "{accepted} of {drafted}");
     })
     .await;
@@ -155,7 +165,8 @@ async fn a_head_that_must_be_right_always_is() {
 /// Goal: a head with random weights, which is mostly wrong, changes no bit of an answer either.
 #[tokio::test]
 async fn a_head_that_is_wrong_changes_no_answer() {
-    compare("wrong", &fixture(), |drafted, accepted| {
+    let with_head = |builder: EngineBuilder| builder.mtp(true);
+    compare("wrong", &fixture(), with_head, |drafted, accepted| {
         assert!(drafted > 30 && accepted < drafted / 2, "{accepted} of {drafted}");
     })
     .await;
@@ -178,7 +189,7 @@ async fn inspection_knows_heads() {
     let without = of(stolon_fixtures::path("qwen3_5"), true);
     assert!(without.mtp.is_none() && without.refusals[0].contains("mtp"), "{without:?}");
     assert!(of(stolon_fixtures::path("qwen3_5"), false).refusals.is_empty());
-    let malformed = changed("malformed", |_, _, _| ());
+    let malformed = changed("malformed", &fixture(), |_, _, _| ());
     let file = malformed.0.join("model.safetensors");
     let text = std::fs::read(&file).expect("a file");
     let name = b"mtp.layers.0.self_attn.k_proj.weight";

@@ -11,8 +11,9 @@ use stolon::backend::{
     Backend, BackendError, BackendSpec, DraftOutput, DraftTask, StepBatch, StepOutput,
 };
 use stolon::{Engine, Request, Speculation};
+use stolon_checkpoint::config::DraftHeadKind;
 use stolon_checkpoint::{
-    DecoderConfig, LoadedModel, ModelError, MtpHead, Tensor, Weights, random_model,
+    DecoderConfig, DraftHead, LoadedModel, ModelError, Tensor, Weights, random_model,
 };
 use stolon_cpu::CpuBackend;
 
@@ -34,8 +35,9 @@ impl Scripted {
     fn new(right: usize) -> Result<Self, ModelError> {
         let LoadedModel { config, weights, .. } = preset(MODEL);
         let head = config.mtp_head().expect("an architecture with heads");
-        let head = MtpHead { weights: head_weights(&head)?, config: head };
-        let model = CpuBackend::with_mtp(config, None, weights, Some(head), options())?;
+        let (weights_of_head, kind) = (head_weights(&head)?, DraftHeadKind::Mtp);
+        let head = DraftHead { config: head, kind, weights: weights_of_head, token_ids: None };
+        let model = CpuBackend::with_head(config, None, weights, Some(head), options())?;
         Ok(Self { model, right })
     }
 }

@@ -7,6 +7,8 @@
 mod architecture;
 mod attention;
 mod delta_net;
+mod draft_head;
+pub(crate) mod eagle3;
 mod experts;
 pub(crate) mod gguf;
 mod hf;
@@ -28,6 +30,8 @@ pub use architecture::Architecture;
 pub(crate) use architecture::Dialect;
 pub use attention::{AttentionConfig, KeysAndValues, QkNorm, QueryScaling};
 pub use delta_net::{DeltaNetConfig, DeltaNetKind};
+pub use draft_head::DraftHeadKind;
+pub use eagle3::{Eagle3Config, Eagle3Weights, FeatureNorm};
 pub use experts::sigmoid;
 pub use experts::{ExpertChoice, ExpertGroups, ExpertScores, ExpertsConfig};
 pub(crate) use hf::{ParsedConfig, parse as parse_json};

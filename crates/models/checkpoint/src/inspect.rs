@@ -2,6 +2,7 @@
 //! the reasons why it would be refused. Only headers and small files are read, within the same
 //! limits as for loading.
 
+mod eagle3;
 mod encoder;
 mod images;
 mod memory;
@@ -28,7 +29,7 @@ use crate::mmap::Bytes;
 use crate::source::ModelSource;
 use crate::weight_type::WeightType;
 use crate::weights::Weights;
-pub use memory::{MemoryNeeded, MtpMemory};
+pub use memory::{HeadMemory, MemoryNeeded};
 pub use outline::Outline;
 
 /// Maximum number of reasons in [`Inspection::refusals`].
@@ -71,7 +72,10 @@ pub struct Inspection {
     pub scores: Option<ScoreConfig>,
     /// The memory that the model's own head for multi-token prediction needs in addition, if it is
     /// used ([`LoadOptions::mtp`]); `None` if the model has none, or one that is not supported.
-    pub mtp: Option<MtpMemory>,
+    pub mtp: Option<HeadMemory>,
+    /// The memory that an EAGLE-3 head needs in addition to the model for which it guesses tokens, if
+    /// the files are such a head. The model's embedding is included if the files have a copy of it.
+    pub eagle3: Option<HeadMemory>,
 }
 
 /// A file with weights.
@@ -203,7 +207,7 @@ fn of_gguf(
             match mtp::of_gguf(header, &parsed, &weights) {
                 Ok(head) => {
                     let head = head.map(|head| head.weights);
-                    let memory = |head: Weights| MtpMemory::of(&parsed, &head, options);
+                    let memory = |head: Weights| HeadMemory::of_mtp(&parsed, &head, options);
                     inspection.mtp = head.and_then(memory);
                 }
                 Err(error) if options.load.mtp => inspection.refuse(error),
@@ -257,6 +261,10 @@ fn of_directory(
         inspection.add_text_encoder_of(directory, &json, family, options);
         return Ok(inspection);
     }
+    if config::eagle3::is_eagle3(&json) {
+        inspection.add_eagle3(&path.display().to_string(), &json, weights, options);
+        return Ok(inspection);
+    }
     let mut config = match config::parse_json(&path.display().to_string(), &json) {
         Ok(config) => Some(config),
         Err(error) => {
@@ -304,7 +312,7 @@ fn of_directory(
                 }
                 inspection.add_images((directory, &json), &config.decoder, &weights, options);
                 if let Some(head) = mtp_head {
-                    inspection.mtp = MtpMemory::of(&config.decoder, &head, options);
+                    inspection.mtp = HeadMemory::of_mtp(&config.decoder, &head, options);
                     if options.load.mtp
                         && let Err(error) = mtp::of_directory(head, config)
                     {
@@ -345,6 +353,7 @@ impl Inspection {
             embedding: None,
             scores: None,
             mtp: None,
+            eagle3: None,
         }
     }
 

@@ -107,10 +107,10 @@ impl KvShape {
         }
     }
 
-    /// The shape of the KV store of a head for multi-token prediction whose layer has this shape. It
-    /// keeps the hidden state of each position in addition, as the input of a convolution.
+    /// The shape of the KV store of a draft head whose layer has this shape. It keeps the hidden
+    /// state of each position in addition, as the input of a convolution.
     #[must_use]
-    pub fn of_mtp_head(self) -> Self {
+    pub fn of_draft_head(self) -> Self {
         Self { convolution_layers: 1, ..self }
     }
 

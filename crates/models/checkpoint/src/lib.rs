@@ -47,10 +47,10 @@ pub use hub::{DownloadProgress, HubOptions, ProgressCallback};
 pub use inspect::{InspectOptions, Inspection, inspect};
 pub use kv::{KvBudget, KvType, WindowKv};
 pub use load::{
-    AnyModel, EmbeddingConfig, EmbeddingSizes, EncoderTask, GenerationDefaults, ImageModel,
-    LoadOptions, LoadedEncoder, LoadedModel, LoadedScores, MtpHead, PairForm, PromptParts,
+    AnyModel, DraftHead, EmbeddingConfig, EmbeddingSizes, EncoderTask, GenerationDefaults,
+    ImageModel, LoadOptions, LoadedEncoder, LoadedModel, LoadedScores, PairForm, PromptParts,
     ReasoningTokens, ScoreTokens, SkillPrompts, SuppressedTokens, TextPrompts, load, load_any,
-    read_gguf_tokenizer,
+    load_draft_head, read_gguf_tokenizer,
 };
 pub use random::random_model;
 pub use source::ModelSource;

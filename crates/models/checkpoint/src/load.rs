@@ -6,6 +6,8 @@
 
 pub(crate) mod class;
 pub(crate) mod directory;
+pub(crate) mod draft_head;
+pub(crate) mod eagle3;
 pub(crate) mod embedding;
 pub(crate) mod encoder;
 pub(crate) mod generation;
@@ -19,18 +21,20 @@ pub(crate) mod skills;
 pub(crate) mod suppressed;
 pub(crate) mod token_scores;
 
+pub use draft_head::DraftHead;
+pub use eagle3::load_draft_head;
 pub use embedding::{EmbeddingConfig, EmbeddingSizes};
 pub use encoder::{EncoderTask, LoadedEncoder, TextPrompts};
 pub use gguf::read_gguf_tokenizer;
 pub use images::ImageModel;
 pub use model::{GenerationDefaults, LoadedModel, LoadedScores, PairForm};
-pub use mtp::MtpHead;
 pub use skills::{PromptParts, ReasoningTokens, SkillPrompts};
 pub use suppressed::SuppressedTokens;
 pub use token_scores::ScoreTokens;
 
 use std::path::{Path, PathBuf};
 
+use crate::config::eagle3::{is_eagle3, no_model};
 use crate::encoder::EncoderFamily;
 use crate::error::ModelError;
 use crate::files::optional;
@@ -170,6 +174,10 @@ fn from_directory(
         return gguf::load(&path, id, options.mtp);
     }
     let config = optional(directory::read_config(directory))?;
+    if let Some(config) = config.as_ref().filter(|config| is_eagle3(config)) {
+        let file = directory.join(directory::CONFIG).display().to_string();
+        return Err(no_model(&file, config));
+    }
     let family = config.as_ref().and_then(crate::encoder::family);
     if let Some((config, family)) = config.as_ref().zip(family) {
         let encoder = encoder::load(directory, id, config, family)?;

@@ -335,6 +335,46 @@ impl Weights {
         indices.iter().map(row).collect()
     }
 
+    /// The `count` integers of the tensor `name`, of the type I32 or I64; `None` if there is no such
+    /// tensor.
+    ///
+    /// # Errors
+    /// [`ModelError::WrongType`], [`ModelError::WrongShape`], and [`ModelError::Malformed`] if the
+    /// bytes do not match the type.
+    pub(crate) fn integers(
+        &self,
+        name: &str,
+        count: usize,
+    ) -> Result<Option<Vec<i64>>, ModelError> {
+        let Some(stored) = self.tensors.get(name) else { return Ok(None) };
+        let region = &self.regions[stored.region];
+        let (file, tensor) = (region.file.clone(), name.to_owned());
+        let width = match stored.dtype.as_ref().map_err(String::as_str) {
+            Err("I64") => 8,
+            Err("I32") => 4,
+            other => {
+                let got = other.map_or_else(str::to_owned, |dtype| dtype.name().to_owned());
+                let expected = "I64 or I32".to_owned();
+                return Err(ModelError::WrongType { file, tensor, expected, got });
+            }
+        };
+        if stored.shape != [count] {
+            let (expected, got) = (vec![count], stored.shape.clone());
+            return Err(ModelError::WrongShape { file, tensor, expected, got });
+        }
+        let Some(bytes) = self.stored_bytes(stored).filter(|bytes| bytes.len() == count * width)
+        else {
+            let reason = format!("tensor `{name}`: expected {} bytes", count * width);
+            return Err(ModelError::malformed(file, reason));
+        };
+        // The values are sign-extended.
+        let integer = |bytes: &[u8]| match *bytes {
+            [a, b, c, d] => i64::from(i32::from_le_bytes([a, b, c, d])),
+            _ => bytes.iter().rev().fold(0, |value, byte| value << 8 | i64::from(*byte)),
+        };
+        Ok(Some(bytes.chunks_exact(width).map(integer).collect()))
+    }
+
     /// Adds the tensor `spec` with these values, in f32.
     pub(crate) fn add_floats(
         &mut self,
@@ -411,10 +451,15 @@ impl Weights {
         self.tensors.contains_key(name)
     }
 
-    /// Whether two tensors have the same type, shape and bytes; `None` if only the header of the
-    /// file is known. Tensors that are converted when they are read count as different.
-    pub(crate) fn have_equal_bytes(&self, first: &str, second: &str) -> Option<bool> {
-        let (Some(first), Some(second)) = (self.tensors.get(first), self.tensors.get(second))
+    /// Whether the tensor `first` and the tensor `second` of `other` have the same type, shape and
+    /// bytes; `None` if only the header of a file is known. Tensors that are converted when they are
+    /// read count as different.
+    pub(crate) fn have_equal_bytes(
+        &self,
+        first: &str,
+        (other, second): (&Self, &str),
+    ) -> Option<bool> {
+        let (Some(first), Some(second)) = (self.tensors.get(first), other.tensors.get(second))
         else {
             return Some(false);
         };
@@ -424,16 +469,20 @@ impl Weights {
         if !is_same_kind {
             return Some(false);
         }
-        let bytes = |stored: &Stored| self.regions[stored.region].bytes.get(stored.range.clone());
-        let (first, second) = (bytes(first)?, bytes(second)?);
+        let (first, second) = (self.stored_bytes(first)?, other.stored_bytes(second)?);
         const PIECE_BYTES: usize = 16 << 20;
         let mut pieces = first.chunks(PIECE_BYTES).zip(second.chunks(PIECE_BYTES));
         Some(pieces.all(|(first, second)| {
             let are_equal = first == second;
             self.release(first);
-            self.release(second);
+            other.release(second);
             are_equal
         }))
+    }
+
+    /// The bytes of a tensor in its file, if they are known.
+    fn stored_bytes(&self, stored: &Stored) -> Option<&[u8]> {
+        self.regions[stored.region].bytes.get(stored.range.clone())
     }
 
     /// The shape of the tensor with this name, if there is one.

@@ -16,20 +16,20 @@ use stolon_backend::{
     check_drafts, check_read, check_write,
 };
 use stolon_checkpoint::adapter::LoraLoader;
-use stolon_checkpoint::config::{DecoderConfig, DecoderWeights, VisionConfig};
+use stolon_checkpoint::config::{DecoderConfig, DraftHeadKind, VisionConfig};
 use stolon_checkpoint::error::ModelError;
 use stolon_checkpoint::kv::{KvBudget, KvLayer, KvShape, KvType, check_block_size};
 use stolon_checkpoint::memory::packed_bytes;
 use stolon_checkpoint::weights::Weights;
-use stolon_checkpoint::{MtpHead as LoadedHead, WeightType};
+use stolon_checkpoint::{DraftHead as LoadedHead, WeightType};
 use stolon_kernels::{KvLayout, Path};
 use stolon_kvcache::BlockId;
 
 use crate::decoder::linear::Loader;
 use crate::decoder::{Decoder, Regions, StageTimes, StepState};
+use crate::draft_head::DraftHead;
 use crate::kv_store::KvStore;
 use crate::memory;
-use crate::mtp::MtpHead;
 use crate::state_store::{StateStore, recurrent_bytes};
 use crate::vision::Encoder;
 use crate::workers::Workers;
@@ -45,8 +45,8 @@ pub struct CpuBackend {
     /// The image encoder; `None` if the model reads text only.
     encoder: Option<Encoder>,
     kv: KvStore,
-    /// The model's own head, which guesses tokens; `None` if it is not used.
-    mtp: Option<MtpHead>,
+    /// The draft head, which guesses tokens, if there is one.
+    head: Option<DraftHead>,
     states: StateStore,
     /// Shared with the backend of a draft model: only one of the two computes at a time.
     workers: Arc<Workers>,
@@ -82,24 +82,23 @@ impl CpuBackend {
         weights: Weights,
         options: CpuOptions,
     ) -> Result<Self, ModelError> {
-        Self::with_mtp(config, encoder, weights, None, options)
+        Self::with_head(config, encoder, weights, None, options)
     }
 
-    /// The same as [`with_encoder`](Self::with_encoder), with the model's own head for multi-token
-    /// prediction, if there is one. The head guesses tokens ([`Backend::draft`]), and its part of the
-    /// KV blocks is included in the budget.
+    /// The same as [`with_encoder`](Self::with_encoder), with a draft head, if there is one. The head
+    /// guesses tokens ([`Backend::draft`]), and its part of the KV blocks is included in the budget.
     ///
     /// # Errors
     /// The errors of [`with_encoder`](Self::with_encoder), also for the head.
-    pub fn with_mtp(
+    pub fn with_head(
         config: DecoderConfig,
         encoder: Option<VisionConfig>,
         weights: Weights,
-        mtp: Option<LoadedHead>,
+        head: Option<LoadedHead>,
         options: CpuOptions,
     ) -> Result<Self, ModelError> {
         let workers = Arc::new(options.workers(options.thread_count()?));
-        Self::with_workers((config, encoder, mtp), weights, options, workers)
+        Self::with_workers((config, encoder, head), weights, options, workers)
     }
 
     /// The backend of a model that guesses tokens for this one
@@ -138,12 +137,12 @@ impl CpuBackend {
 
     /// Loads a backend that computes with `workers`.
     fn with_workers(
-        (config, encoder, mtp): (DecoderConfig, Option<VisionConfig>, Option<LoadedHead>),
+        (config, encoder, head): (DecoderConfig, Option<VisionConfig>, Option<LoadedHead>),
         weights: Weights,
         options: CpuOptions,
         workers: Arc<Workers>,
     ) -> Result<Self, ModelError> {
-        let load = |workers| Self::load((config, encoder, mtp), weights, options, workers);
+        let load = |workers| Self::load((config, encoder, head), weights, options, workers);
         let mut backend = workers.load(options.yield_while_loading, load)?;
         backend.workers = workers;
         backend.log_ready();
@@ -152,7 +151,7 @@ impl CpuBackend {
 
     /// Loads a backend with these threads.
     fn load(
-        (config, encoder, mtp): (DecoderConfig, Option<VisionConfig>, Option<LoadedHead>),
+        (config, encoder, head): (DecoderConfig, Option<VisionConfig>, Option<LoadedHead>),
         weights: Weights,
         options: CpuOptions,
         workers: Arc<Workers>,
@@ -171,13 +170,15 @@ impl CpuBackend {
         let rings = options.rings(encoder.as_ref());
         let slot_bytes = recurrent_bytes(&config) + shape.ring_bytes(rings.slice_tokens);
         let state_bytes = (slot_bytes as u64).saturating_mul(rings.slots as u64);
-        let mtp_shape =
-            mtp.as_ref().map(|head| options.shape(&head.config, kv_type, path).of_mtp_head());
-        let mtp_block_bytes = mtp_shape.as_ref().map_or(0, KvShape::block_bytes);
-        let block_bytes = options.block_bytes(&shape).saturating_add(mtp_block_bytes);
-        let mtp_bytes = mtp.as_ref().map_or(0, |head| packed_head(head, options.weight_type));
+        let head_shape =
+            head.as_ref().map(|head| options.shape(&head.config, kv_type, path).of_draft_head());
+        let head_block_bytes = head_shape.as_ref().map_or(0, KvShape::block_bytes);
+        let block_bytes = options.block_bytes(&shape).saturating_add(head_block_bytes);
+        let head_bytes = head.as_ref().map_or(0, |head| {
+            packed_bytes(head.tensors().into_iter(), &head.weights, options.weight_type)
+        });
         let kv_budget = options.kv_budget;
-        let other_bytes = state_bytes.saturating_add(mtp_bytes);
+        let other_bytes = state_bytes.saturating_add(head_bytes);
         let needed = memory::Needed { block_bytes, kv_budget, state_bytes: other_bytes };
         let all =
             config.tensors().into_iter().chain(encoder.iter().flat_map(VisionConfig::tensors));
@@ -185,7 +186,7 @@ impl CpuBackend {
             memory::place_tables(all, &weights, &options, |packed| memory::check(packed, needed))?;
         let mut kv_format = options.kv_copies.then(|| {
             kv_format(
-                (&config, encoder.as_ref()),
+                (&config, encoder.as_ref(), head.as_ref()),
                 &weights,
                 options.weight_type,
                 &shape,
@@ -194,21 +195,20 @@ impl CpuBackend {
             )
         });
         let weight_type = options.weight_type;
-        let loader = Loader { weights, weight_type, map_tables, path, workers: &workers };
-        let (encoder, bins, mut decoder) = load_parts(config, encoder, loader)?;
+        let loader = |weights| Loader { weights, weight_type, map_tables, path, workers: &workers };
+        let (encoder, bins, mut decoder) = load_parts(config, encoder, loader(weights))?;
         // The default budget is what is free after the weights were packed.
         let block_count = options.budget(other_bytes).block_count(block_bytes)?;
-        let mtp = mtp.zip(mtp_shape).map(|(LoadedHead { config, weights }, shape)| {
-            let loader = Loader { weights, weight_type, map_tables, path, workers: &workers };
-            MtpHead::load(config, &mut decoder, (shape, block_count), loader)
+        let head = head.zip(head_shape).map(|(head, shape)| {
+            DraftHead::load(head, &mut decoder, (shape, block_count), (path, loader))
         });
-        let mut mtp = mtp.transpose()?;
+        let mut head = head.transpose()?;
         let mut kv = KvStore::new(shape.clone(), block_count)?.with_rings(rings)?;
         let mut states = StateStore::new(decoder.config(), options.state_slots)?;
         let spec = spec_of(decoder.config(), &shape, block_count, state);
         let image_width = encoder.as_ref().map(Encoder::image_width);
         let spec = BackendSpec { regions: bins, image_width, ..spec };
-        let spec = with_mtp_blocks(spec, mtp_block_bytes);
+        let spec = with_head_blocks(spec, head_block_bytes);
         if let Some(format) = &mut kv_format {
             let probe = kv_probe::step(&spec);
             let step = StepState { kv: &mut kv, states: &mut states };
@@ -216,12 +216,11 @@ impl CpuBackend {
             let blocks = &probe.sequences[0].block_table;
             let mut bytes = vec![0; blocks.len() * shape.block_bytes()];
             kv.read_blocks(blocks, &mut bytes, &workers);
-            if let Some(head) = &mut mtp {
+            if let Some(head) = &mut head {
                 head.extend(&probe, decoder.row_states(), &workers);
                 let first = bytes.len();
-                bytes.resize(first + blocks.len() * mtp_block_bytes, 0);
+                bytes.resize(first + blocks.len() * head_block_bytes, 0);
                 head.kv().read_blocks(blocks, &mut bytes[first..], &workers);
-                format.description += ", with its MTP head";
             }
             bytes.extend_from_slice(if state.is_some() { states.slot_bytes(0) } else { &[] });
             bytes.extend(kv.window_bytes_at(0, probe.tokens.len()));
@@ -236,7 +235,7 @@ impl CpuBackend {
             decoder,
             encoder,
             kv,
-            mtp,
+            head,
             states,
             workers,
             path,
@@ -299,8 +298,8 @@ impl CpuBackend {
     /// Size of the packed weights in bytes.
     #[must_use]
     pub fn weight_bytes(&self) -> usize {
-        let mtp = self.mtp.as_ref().map_or(0, MtpHead::weight_bytes);
-        self.decoder.weight_bytes() + mtp + self.encoder.as_ref().map_or(0, Encoder::weight_bytes)
+        let head = self.head.as_ref().map_or(0, DraftHead::weight_bytes);
+        self.decoder.weight_bytes() + head + self.encoder.as_ref().map_or(0, Encoder::weight_bytes)
     }
 }
 
@@ -324,7 +323,7 @@ impl Backend for CpuBackend {
         let step = StepState { kv: &mut self.kv, states: &mut self.states };
         let output = self.decoder.forward(batch, step, &self.workers);
         self.decoder.release_adapters();
-        if let Some(head) = &mut self.mtp {
+        if let Some(head) = &mut self.head {
             head.extend(batch, self.decoder.row_states(), &self.workers);
         }
         Ok(output)
@@ -336,7 +335,7 @@ impl Backend for CpuBackend {
         budget: usize,
         choose: &mut dyn FnMut(usize, &mut [f32]) -> Option<u32>,
     ) -> Result<DraftOutput, BackendError> {
-        let Some(head) = &mut self.mtp else {
+        let Some(head) = &mut self.head else {
             return Err(BackendError::Unsupported("draft models"));
         };
         check_drafts(tasks, &self.spec)?;
@@ -369,7 +368,7 @@ impl Backend for CpuBackend {
 
     fn read_blocks(&mut self, blocks: &[BlockId], to: &mut [u8]) -> Result<(), BackendError> {
         check_read(&self.spec, blocks, to.len())?;
-        let Some(head) = &self.mtp else {
+        let Some(head) = &self.head else {
             self.kv.read_blocks(blocks, to, &self.workers);
             return Ok(());
         };
@@ -384,7 +383,7 @@ impl Backend for CpuBackend {
 
     fn write_blocks(&mut self, blocks: &[BlockId], from: &[&[u8]]) -> Result<(), BackendError> {
         check_write(&self.spec, blocks, from)?;
-        let Some(head) = &mut self.mtp else {
+        let Some(head) = &mut self.head else {
             self.kv.write_blocks(blocks, from, &self.workers);
             return Ok(());
         };
@@ -473,25 +472,16 @@ fn spec_of(
     }
 }
 
-/// The specification with `mtp_block_bytes` more bytes per block, if there is a head for multi-token
-/// prediction. A checkpoint takes as many blocks as it does without.
-fn with_mtp_blocks(spec: BackendSpec, mtp_block_bytes: usize) -> BackendSpec {
-    if mtp_block_bytes == 0 {
+/// The specification with `head_block_bytes` more bytes per block, if there is a draft head. A
+/// checkpoint takes as many blocks as it does without.
+fn with_head_blocks(spec: BackendSpec, head_block_bytes: usize) -> BackendSpec {
+    if head_block_bytes == 0 {
         return spec;
     }
-    let block_bytes = spec.block_bytes + mtp_block_bytes;
+    let block_bytes = spec.block_bytes + head_block_bytes;
     let bytes = spec.checkpoint_blocks() * block_bytes;
     let state = spec.state.map(|state| StateSpec { bytes, ..state });
     BackendSpec { block_bytes, state, draft_model: true, ..spec }
-}
-
-/// Size in bytes of the packed weights of a head, without those that are the model's.
-fn packed_head(head: &LoadedHead, weight_type: WeightType) -> u64 {
-    let DecoderWeights { embedding, head: output, .. } = head.config.weights();
-    let shared = [Some(embedding), output];
-    let own = head.config.tensors().into_iter().chain(head.config.mtp_weights().tensors());
-    let own = own.filter(|spec| !shared.iter().flatten().any(|other| other.name == spec.name));
-    packed_bytes(own, &head.weights, weight_type)
 }
 
 /// Minimum number of positions whose blocks are stored together in other tiers.
@@ -513,7 +503,7 @@ const KV_REVISION: u32 = 4;
 /// weights' files, the types and layouts of weights and KV in memory, and the instruction set,
 /// because others round sums in another order.
 fn kv_format(
-    (config, encoder): (&DecoderConfig, Option<&VisionConfig>),
+    (config, encoder, head): (&DecoderConfig, Option<&VisionConfig>, Option<&LoadedHead>),
     weights: &Weights,
     weight_type: WeightType,
     shape: &KvShape,
@@ -523,7 +513,7 @@ fn kv_format(
     let in_rows = |layer: &KvLayer| layer.key_layout == KvLayout::Rows;
     let are_in_rows = shape.attention_layers.iter().all(in_rows);
     let layout = if are_in_rows { "keys in rows" } else { "keys transposed" };
-    let description = format!(
+    let mut description = format!(
         "{:?}, {} layers, weights {weight_type}, KV {} in blocks of {}, {layout}, {} on {} ({}-endian), \
          revision {KV_REVISION}",
         config.architecture,
@@ -541,5 +531,13 @@ fn kv_format(
         fingerprint.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
     }
     fingerprint.update(&weights.hash(threads));
+    if let Some(LoadedHead { config, kind, weights, token_ids: _ }) = head {
+        description += &format!(", with its {} head", kind.name());
+        // A model's own head is in the files of the model.
+        if *kind != DraftHeadKind::Mtp {
+            fingerprint.update(format!("{config:?}, {kind:?}").as_bytes());
+            fingerprint.update(&weights.hash(threads));
+        }
+    }
     KvFormat { fingerprint: *fingerprint.finalize().as_bytes(), description }
 }

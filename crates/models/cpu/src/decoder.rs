@@ -14,8 +14,9 @@ use std::sync::Arc;
 
 use stolon_backend::{StepBatch, StepOutput};
 use stolon_checkpoint::adapter::Site;
-use stolon_checkpoint::config::{DecoderConfig, DecoderWeights};
+use stolon_checkpoint::config::{DecoderConfig, DecoderWeights, DraftHeadKind};
 use stolon_checkpoint::error::ModelError;
+use stolon_checkpoint::{DraftHead, Weights};
 use stolon_kernels::{self as kernels, Epilogue, Path, Product, RowSums, Sink};
 
 use crate::kv_store::KvStore;
@@ -29,13 +30,13 @@ mod delta_net;
 mod embed;
 mod experts;
 mod feed_forward;
+mod head_input;
 mod latent;
 mod layer;
 pub(crate) mod linear;
 mod mamba2;
 mod mixer;
 mod mlp;
-mod mtp_input;
 mod pass;
 mod passes;
 mod per_layer;
@@ -45,21 +46,23 @@ mod recurrent;
 mod regions;
 pub(crate) mod rope;
 mod routing;
+mod row_states;
 mod selective;
 mod sequences;
 
 use activations::Activations;
 use adapters::{AdapterRows, RowUpdates};
 use embed::TokenMatrices;
+use head_input::HeadInput;
 use layer::Layer;
 use linear::Loader;
-use mtp_input::MtpInput;
 use pass::{Inputs, Kept, Pass};
 use passes::{Norm, NormVectors};
 use per_layer::PerLayerEmbedding;
 use plan::BatchRows;
 use profile::Profile;
 use rope::RopeTable;
+use row_states::RowStates;
 use sequences::Sequences;
 
 pub(crate) use pass::StepState;
@@ -73,7 +76,7 @@ pub(crate) use regions::Regions;
 pub(crate) struct Decoder {
     config: DecoderConfig,
     path: Path,
-    /// Shared with the head for multi-token prediction.
+    /// Shared with a draft head.
     tokens: Arc<TokenMatrices>,
     /// The bias of the output matrix, `[vocab_size]`.
     head_bias: Option<Vec<f32>>,
@@ -83,12 +86,12 @@ pub(crate) struct Decoder {
     /// Index of the last layer that keeps something of its positions. See
     /// [`DecoderConfig::last_keeping_layer`].
     last_keeping: usize,
-    /// The normalized hidden states of all rows of the last step, `[rows, hidden_size]`, for the
-    /// head for multi-token prediction; `None` if the model is used without one.
-    row_states: Option<Vec<f32>>,
-    /// What replaces the embedding of a token as the input, if this is the head for multi-token
-    /// prediction of another decoder.
-    mtp_input: Option<MtpInput>,
+    /// The hidden states of all rows of the last step, for a draft head; `None` if the model is used
+    /// without one.
+    row_states: Option<RowStates>,
+    /// What replaces the embedding of a token as the input, if this is the draft head of another
+    /// decoder.
+    head_input: Option<HeadInput>,
     /// The norm before the output matrix.
     final_norm: NormVectors,
     /// One table per entry of `config.ropes`, in the same order.
@@ -108,38 +111,48 @@ impl Decoder {
     /// # Errors
     /// [`ModelError`] with the name of a tensor that is missing or has the wrong shape or type.
     pub(crate) fn load(config: DecoderConfig, mut loader: Loader<'_>) -> Result<Self, ModelError> {
-        let DecoderWeights { embedding, head, .. } = config.weights();
-        let tokens = TokenMatrices::load(&embedding, head.as_ref(), &mut loader)?;
-        Self::load_with(config, Arc::new(tokens), loader)
+        let weights = config.weights();
+        let head = weights.head.as_ref();
+        let tokens = TokenMatrices::load(&weights.embedding, head, &mut loader)?;
+        Self::load_with((config, weights), tokens, loader)
     }
 
-    /// Packs the head for multi-token prediction of this decoder, as a decoder that shares its
-    /// embedding and its output matrix. From now on, this decoder keeps the hidden states of all
-    /// rows of a step ([`Self::row_states`]).
+    /// Packs a draft head for this decoder, as a decoder that shares the matrices which the head does
+    /// not have. From now on, this decoder records the hidden states that the head reads
+    /// ([`Self::row_states`]).
     ///
     /// # Errors
     /// As [`Self::load`].
-    pub(crate) fn load_mtp_head(
+    pub(crate) fn load_head<'a>(
         &mut self,
-        config: DecoderConfig,
-        mut loader: Loader<'_>,
+        head: DraftHead,
+        loader_of: impl FnOnce(Weights) -> Loader<'a>,
     ) -> Result<Self, ModelError> {
-        let input = MtpInput::load(&config.mtp_weights(), &mut loader)?;
-        let head = Self::load_with(config, Arc::clone(&self.tokens), loader)?;
-        // No row is dropped before the last layer.
-        self.last_keeping = self.layers.len();
-        self.row_states = Some(Vec::new());
-        Ok(Self { mtp_input: Some(input), ..head })
+        let [has_embedding, has_output] = [head.has_own_embedding(), head.has_own_output()];
+        let DraftHead { config, kind, weights, token_ids: _ } = head;
+        let mut loader = loader_of(weights);
+        let input = HeadInput::load(&kind, &config, &mut loader)?;
+        let weights = kind.decoder_weights(&config);
+        let embedding = has_embedding.then(|| loader.table(&weights.embedding)).transpose()?;
+        let output = weights.head.as_ref().filter(|_| has_output);
+        let head = output.map(|output| loader.matrix(output)).transpose()?;
+        let tokens = TokenMatrices::OfHead { model: Arc::clone(&self.tokens), embedding, head };
+        let head = Self::load_with((config, weights), tokens, loader)?;
+        self.record_states(match kind {
+            DraftHeadKind::Mtp => None,
+            DraftHeadKind::Eagle3(eagle3) => Some(eagle3.layers),
+        });
+        Ok(Self { head_input: Some(input), ..head })
     }
 
     /// Packs all weights but the embedding and the output matrix.
     fn load_with(
-        config: DecoderConfig,
-        tokens: Arc<TokenMatrices>,
+        (config, weights): (DecoderConfig, DecoderWeights),
+        tokens: TokenMatrices,
         mut loader: Loader<'_>,
     ) -> Result<Self, ModelError> {
         let DecoderWeights { embedding: _, per_layer, layers, final_norm, head: _, head_bias } =
-            config.weights();
+            weights;
         let per_layer = per_layer.map(|spec| PerLayerEmbedding::load(&spec, &mut loader));
         let per_layer = per_layer.transpose()?;
         let head_bias = loader.optional_vector(head_bias.as_ref())?;
@@ -161,11 +174,11 @@ impl Decoder {
             last_keeping: config.last_keeping_layer(),
             config,
             path: loader.path,
-            tokens,
+            tokens: Arc::new(tokens),
             head_bias,
             per_layer,
             row_states: None,
-            mtp_input: None,
+            head_input: None,
             layers,
             final_norm,
             ropes,
@@ -192,21 +205,18 @@ impl Decoder {
         self.profile.times()
     }
 
-    /// The normalized hidden states of all rows of the last step, `[rows, hidden_size]`; empty
-    /// without a head for multi-token prediction.
-    pub(crate) fn row_states(&self) -> &[f32] {
-        self.row_states.as_deref().unwrap_or_default()
+    /// Number of logits of a row: the tokens of the vocabulary, or those that a draft head can guess.
+    pub(crate) fn logit_count(&self) -> usize {
+        self.tokens.head().out_features()
     }
 
     /// Size in bytes of all packed matrices, without those of another decoder.
     pub(crate) fn weight_bytes(&self) -> usize {
         let layers = self.layers.iter().map(Layer::bytes).sum::<usize>();
-        if let Some(input) = &self.mtp_input {
-            return input.bytes() + layers;
-        }
+        let input = self.head_input.as_ref().map_or(0, HeadInput::bytes);
         let regions = self.regions.as_ref().map_or(0, Regions::bytes);
         let per_layer = self.per_layer.as_ref().map_or(0, PerLayerEmbedding::bytes);
-        self.tokens.bytes() + per_layer + layers + regions
+        self.tokens.bytes() + input + per_layer + layers + regions
     }
 
     /// Computes a batch that the batch checker has accepted: writes keys and values, states and
@@ -256,6 +266,7 @@ impl Decoder {
         self.norm_for(0, rows, workers);
         self.profile.mark(Stage::Batch);
         for index in 0..self.layers.len() {
+            self.record_after(index, rows, workers);
             let inputs = match index.cmp(&self.last_keeping) {
                 Ordering::Less => Inputs::All,
                 Ordering::Equal => Inputs::Kept,
@@ -281,17 +292,15 @@ impl Decoder {
             }
             self.mix(index, rows, step.kv, &sequences, workers);
             self.feed_forward(index, rows, workers);
-            if self.plan.has_all() && self.mtp_input.is_none() {
+            if self.plan.has_all() && self.head_input.is_none() {
                 self.add_deepstack(index, batch);
             }
             self.finish_layer(index, rows, workers);
             self.norm_for(index + 1, rows, workers);
             self.profile.mark(Stage::Residual);
         }
-        if let Some(states) = &mut self.row_states {
-            let x = &self.activations.x[..rows * self.config.hidden_size];
-            states.resize(x.len(), 0.0);
-            Norm::of(&self.config, Some(&self.final_norm), self.path).rows(x, states, workers);
+        self.record_after(self.layers.len(), rows, workers);
+        if self.last_keeping == self.layers.len() {
             self.keep_output_rows(workers);
             rows = self.plan.len();
             if rows == 0 {
@@ -311,7 +320,7 @@ impl Decoder {
     /// The logits of the first `rows` rows, which are normalized and packed for the output matrix.
     fn logits(&self, rows: usize, workers: &Workers) -> Vec<f32> {
         let path = self.path;
-        let mut logits = vec![0.0; rows * self.config.vocab_size];
+        let mut logits = vec![0.0; rows * self.logit_count()];
         let head = self.tokens.head();
         let site = (self.layers.len(), Site::Inputs);
         let updates = self.adapters.updates(site.0, site.1);
@@ -341,7 +350,7 @@ impl Decoder {
     ) {
         let Self { config, path, layers, ropes, plan, adapters, profile, .. } = self;
         let Activations { normed, mixed, mixers: buffers, .. } = &mut self.activations;
-        let (path, layer, first) = (*path, &layers[index], self.mtp_input.is_some().into());
+        let (path, layer, first) = (*path, &layers[index], self.head_input.is_some().into());
         let mut pass = Pass {
             index,
             config,
@@ -373,7 +382,7 @@ impl Decoder {
         let Self { config, path, layers, ropes, plan, adapters, profile, .. } = self;
         let Activations { x, normed, mixed, projected, mixers: buffers, .. } =
             &mut self.activations;
-        let (path, layer, first) = (*path, &layers[index], self.mtp_input.is_some().into());
+        let (path, layer, first) = (*path, &layers[index], self.head_input.is_some().into());
         let x = &mut x[..rows * config.hidden_size];
         for mixer in &layer.mixers {
             let mut pass = Pass {
@@ -467,6 +476,12 @@ impl Decoder {
             }
         };
         let width = self.config.hidden_size;
+        if let Some(pairs) = self.head_input.as_ref().and_then(HeadInput::pairs)
+            && index < self.layers.len()
+        {
+            // No adapter changes a head.
+            return normed.pack(workers.for_pass(rows, 2 * width), &pairs[..rows * 2 * width]);
+        }
         let x = &x[..rows * width];
         let norm = Norm::of(&self.config, vectors, self.path);
         norm.pack(x, normed, workers);
@@ -495,6 +510,8 @@ impl Decoder {
             x.copy_within(from * width..(from + 1) * width, to * width);
             per_layer.copy_within(from * all..(from + 1) * all, to * all);
         }
+        // A draft head computes logits for all rows of a step or for none.
+        debug_assert!(self.head_input.is_none() || kept == 0);
         self.adapters.keep(&self.plan.output_rows);
         self.norm_for(self.last_keeping, kept, workers);
     }

@@ -7,13 +7,13 @@
 
 mod backend;
 mod decoder;
+mod draft_head;
 mod encoder;
 mod full_kv;
 mod head;
 mod kv_store;
 mod machine;
 mod memory;
-mod mtp;
 mod state_store;
 mod table;
 mod vision;

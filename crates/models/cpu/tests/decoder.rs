@@ -18,10 +18,10 @@ mod decoder {
     mod adapters;
     mod checkpoints;
     mod converted;
+    mod draft_heads;
     mod fixture;
     mod invariance;
     mod mapped;
-    mod mtp;
     mod parity;
     mod published;
     mod quantized;

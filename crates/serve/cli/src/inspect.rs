@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
-use stolon::inspect::{InspectOptions, Inspection, MemoryNeeded, MtpMemory, Outline, inspect};
+use stolon::inspect::{HeadMemory, InspectOptions, Inspection, MemoryNeeded, Outline, inspect};
 use stolon::{
     EmbeddingConfig, EmbeddingSizes, KvType, ModelError, ModelSource, TextModel, TokenizerSource,
     WeightType, WindowKv,
@@ -235,10 +235,14 @@ fn figures(inspection: &Inspection, tokenizer: Option<&str>) -> Vec<(&'static st
     let template = template(inspection).map(|text| format!("{} characters", text.chars().count()));
     add("chat template", Some(template.unwrap_or("none".into())));
     add("embeddings", Some(inspection.embedding.as_ref().map_or("none".into(), embeddings)));
-    if let Some(MtpMemory { weights, kv_per_token }) = inspection.mtp {
+    let heads = [
+        ("MTP head", inspection.mtp, "--mtp"),
+        ("EAGLE-3 head", inspection.eagle3, "--draft-model, with the model it was made for"),
+    ];
+    for (name, head, option) in heads {
+        let Some(HeadMemory { weights, kv_per_token }) = head else { continue };
         let weights = format_bytes(weights);
-        figures
-            .push(("MTP head", format!("{weights}, {kv_per_token} bytes of KV per token (--mtp)")));
+        figures.push((name, format!("{weights}, {kv_per_token} bytes of KV per token ({option})")));
     }
     if let Some(scores) = &inspection.scores {
         let (count, shown) = (scores.labels.len(), scores.labels.iter().take(LABELS_SHOWN));

@@ -147,6 +147,23 @@ pub struct DecoderWeights {
     pub head_bias: Option<TensorSpec>,
 }
 
+impl DecoderWeights {
+    /// All tensors, in the order of the forward pass.
+    #[must_use]
+    pub fn tensors(self) -> Vec<TensorSpec> {
+        let mut list = Vec::new();
+        let Self { embedding, per_layer, layers, final_norm, head, head_bias } = self;
+        list.push(embedding);
+        if let Some(per_layer) = per_layer {
+            per_layer.list(&mut list);
+        }
+        layers.into_iter().for_each(|layer| layer.list(&mut list));
+        final_norm.list(&mut list);
+        list.extend(head.into_iter().chain(head_bias));
+        list
+    }
+}
+
 impl DecoderConfig {
     /// All weights that the decoder has.
     #[must_use]
@@ -167,17 +184,7 @@ impl DecoderConfig {
     /// All tensors that the decoder reads, in the order of the forward pass.
     #[must_use]
     pub fn tensors(&self) -> Vec<TensorSpec> {
-        let mut list = Vec::new();
-        let DecoderWeights { embedding, per_layer, layers, final_norm, head, head_bias } =
-            self.weights();
-        list.push(embedding);
-        if let Some(per_layer) = per_layer {
-            per_layer.list(&mut list);
-        }
-        layers.into_iter().for_each(|layer| layer.list(&mut list));
-        final_norm.list(&mut list);
-        list.extend(head.into_iter().chain(head_bias));
-        list
+        self.weights().tensors()
     }
 
     /// The matrices that a file may have instead of several: the name of each, and the matrices

@@ -67,29 +67,39 @@ pub(super) fn table_bytes(
     packed_bytes(tensors.into_iter(), weights, weight_type)
 }
 
-/// The memory that a model's own head for multi-token prediction needs, in bytes.
+/// The memory that a draft head needs, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct MtpMemory {
+pub struct HeadMemory {
     /// Size of its weights, as they are stored.
     pub weights: u64,
     /// Size of its keys, values and hidden states of one position.
     pub kv_per_token: u64,
 }
 
-impl MtpMemory {
-    /// Computes the memory of the head of a model with this configuration. `weights` are the tensors
-    /// of the head. `None` if models of the architecture have none.
-    pub(super) fn of(
+impl HeadMemory {
+    /// Computes the memory of the own head of a model with this configuration. `weights` are the
+    /// tensors of the head. `None` if models of the architecture have none.
+    pub(super) fn of_mtp(
         config: &DecoderConfig,
         weights: &Weights,
         options: &InspectOptions,
     ) -> Option<Self> {
-        let head = config.mtp_head()?;
         let is_own = |name: &str| !["model.embed_tokens.weight", "lm_head.weight"].contains(&name);
+        Some(Self::of(&config.mtp_head()?, weights, is_own, options))
+    }
+
+    /// Computes the memory of a head with the decoder `head`. `is_own` says which tensors of `weights`
+    /// are not the model's.
+    pub(super) fn of(
+        head: &DecoderConfig,
+        weights: &Weights,
+        is_own: impl Fn(&str) -> bool,
+        options: &InspectOptions,
+    ) -> Self {
         let own = weights.list().filter(|(name, ..)| is_own(name));
-        let kv_type = options.kv_type.unwrap_or_else(|| KvType::of_weights(config.dtype));
-        let shape = KvShape::of(&head, 1, kv_type, |_| KvLayout::Rows).of_mtp_head();
+        let kv_type = options.kv_type.unwrap_or_else(|| KvType::of_weights(head.dtype));
+        let shape = KvShape::of(head, 1, kv_type, |_| KvLayout::Rows).of_draft_head();
         let weights = own.map(|(.., bytes)| bytes).sum();
-        Some(Self { weights, kv_per_token: shape.block_bytes() as u64 })
+        Self { weights, kv_per_token: shape.block_bytes() as u64 }
     }
 }

@@ -4,9 +4,9 @@ use crate::config::ParsedConfig;
 use crate::weights::Weights;
 
 /// The output matrix.
-const HEAD: &str = "lm_head.weight";
+pub(super) const HEAD: &str = "lm_head.weight";
 /// The embedding, which is the output matrix of models that tie the two.
-const EMBEDDING: &str = "model.embed_tokens.weight";
+pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// Makes the embedding the output matrix of a model without one, if the model may lack it.
 /// Models for embeddings and scores (`has_no_output`) may lack it although the two matrices are not tied (Qwen3-Embedding-8B); their
@@ -37,7 +37,7 @@ pub(crate) fn untie_different(config: &mut ParsedConfig, weights: &Weights) -> O
     }
     let says =
         "`tie_word_embeddings` of config.json is true, but the weights have an output matrix";
-    match weights.have_equal_bytes(HEAD, EMBEDDING) {
+    match weights.have_equal_bytes(HEAD, (weights, EMBEDDING)) {
         Some(true) => None,
         Some(false) => {
             config.decoder.tie_word_embeddings = false;

@@ -3,10 +3,10 @@
 use stolon_backend::SamplingParams;
 use stolon_text::TextSource;
 
+use super::draft_head::DraftHead;
 use super::embedding::EmbeddingConfig;
 use super::encoder::TextPrompts;
 use super::images::ImageModel;
-use super::mtp::MtpHead;
 use super::skills::SkillPrompts;
 use super::suppressed::SuppressedTokens;
 use crate::config::DecoderConfig;
@@ -44,7 +44,7 @@ pub struct LoadedModel {
     pub has_mtp: bool,
     /// The model's own head for multi-token prediction, if
     /// [`LoadOptions::mtp`](super::LoadOptions::mtp) is set.
-    pub mtp: Option<MtpHead>,
+    pub mtp: Option<DraftHead>,
 }
 
 /// How two texts become one prompt.

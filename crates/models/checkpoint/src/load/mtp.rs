@@ -1,19 +1,11 @@
 //! Loads the head for multi-token prediction of a model.
 
 use super::directory;
-use crate::config::{self, DecoderConfig, ParsedConfig};
+use super::draft_head::DraftHead;
+use crate::config::{self, DecoderConfig, DraftHeadKind, ParsedConfig};
 use crate::error::ModelError;
 use crate::gguf::Header;
 use crate::weights::Weights;
-
-/// A model's own head for multi-token prediction.
-#[derive(Debug)]
-pub struct MtpHead {
-    /// The head as a decoder with one layer. [`DecoderConfig::mtp_weights`] describes its input.
-    pub config: DecoderConfig,
-    /// The tensors of the head. The embedding and the output matrix are the model's.
-    pub weights: Weights,
-}
 
 /// The error for a model without a head that is supported.
 pub(crate) fn no_head(id: &str) -> ModelError {
@@ -32,7 +24,7 @@ pub(crate) fn no_head(id: &str) -> ModelError {
 pub(crate) fn of_directory(
     mut weights: Weights,
     config: &ParsedConfig,
-) -> Result<Option<MtpHead>, ModelError> {
+) -> Result<Option<DraftHead>, ModelError> {
     let Some(head) = config.decoder.mtp_head() else { return Ok(None) };
     let is_qwen = config.decoder.delta_net().is_some();
     let config = ParsedConfig { decoder: head, ..config.clone() };
@@ -52,7 +44,7 @@ pub(crate) fn of_gguf(
     header: &Header,
     config: &DecoderConfig,
     weights: &Weights,
-) -> Result<Option<MtpHead>, ModelError> {
+) -> Result<Option<DraftHead>, ModelError> {
     let Some(head) = config.mtp_head() else { return Ok(None) };
     let parts = |name: &str| super::gguf::parts(&head, name);
     let Some(mut own) = weights.gguf_mtp_head(header, config, parts)? else { return Ok(None) };
@@ -62,8 +54,8 @@ pub(crate) fn of_gguf(
 }
 
 /// A head all of whose tensors were found.
-fn checked(config: DecoderConfig, weights: Weights) -> Result<MtpHead, ModelError> {
+fn checked(config: DecoderConfig, weights: Weights) -> Result<DraftHead, ModelError> {
     weights.check(&config)?;
     weights.check_all(config.mtp_weights().tensors())?;
-    Ok(MtpHead { config, weights })
+    Ok(DraftHead { config, kind: DraftHeadKind::Mtp, weights, token_ids: None })
 }

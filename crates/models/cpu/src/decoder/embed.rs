@@ -2,6 +2,7 @@
 //! layer, and the rows that images add after some layers (DeepStack).
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use stolon_backend::{SliceImage, StepBatch};
 use stolon_checkpoint::config::{DecoderConfig, TensorSpec};
@@ -21,6 +22,14 @@ pub(super) enum TokenMatrices {
     Untied {
         embedding: Table,
         head: Matrix,
+    },
+    /// Those of a draft head, which uses the matrices of its model in place of those that it does not
+    /// have.
+    OfHead {
+        model: Arc<TokenMatrices>,
+        embedding: Option<Table>,
+        /// `[tokens that can be guessed, hidden_size]`.
+        head: Option<Matrix>,
     },
 }
 
@@ -42,22 +51,32 @@ impl TokenMatrices {
     fn row(&self, token: u32, out: &mut [f32]) {
         match self {
             Self::Tied(matrix) => matrix.row(token as usize, out),
-            Self::Untied { embedding, .. } => embedding.row(token as usize, out),
+            Self::Untied { embedding, .. } | Self::OfHead { embedding: Some(embedding), .. } => {
+                embedding.row(token as usize, out);
+            }
+            Self::OfHead { model, embedding: None, .. } => model.row(token, out),
         }
     }
 
     /// The output matrix.
     pub(super) fn head(&self) -> &Matrix {
         match self {
-            Self::Tied(matrix) | Self::Untied { head: matrix, .. } => matrix,
+            Self::Tied(matrix)
+            | Self::Untied { head: matrix, .. }
+            | Self::OfHead { head: Some(matrix), .. } => matrix,
+            Self::OfHead { model, head: None, .. } => model.head(),
         }
     }
 
-    /// Size in bytes of all packed matrices.
+    /// Size in bytes of all packed matrices, without those of another decoder.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Tied(matrix) => matrix.bytes(),
             Self::Untied { embedding, head } => embedding.bytes() + head.bytes(),
+            Self::OfHead { model: _, embedding, head } => {
+                let embedding = embedding.as_ref().map_or(0, Table::bytes);
+                embedding + head.as_ref().map_or(0, Matrix::bytes)
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The model's own head for multi-token prediction: its logits equal those of another
-//! implementation, have the same bits wherever its keys and values come from, and leave the model's
-//! logits as they are.
+//! Draft heads, a model's own (MTP) and EAGLE-3: their logits equal those of another implementation,
+//! have the same bits wherever their keys and values come from, and leave the model's logits as they
+//! are.
 
 use std::sync::Arc;
 
@@ -9,6 +9,7 @@ use stolon_backend::{Backend, BackendError, DraftTask, LogitRows, SequenceSlice,
 use stolon_checkpoint::inspect::{InspectOptions, inspect};
 use stolon_checkpoint::{
     KvBudget, KvType, LoadOptions, LoadedModel, ModelError, ModelSource, TensorType, load,
+    load_draft_head,
 };
 use stolon_cpu::{CpuBackend, CpuOptions};
 use stolon_kvcache::BlockId;
@@ -21,7 +22,7 @@ use crate::suite::run;
 /// The fixture with a dense head.
 const NAME: &str = "mtp/qwen3_5";
 
-/// All fixtures with a head.
+/// The fixtures with a head of their own.
 const NAMES: [&str; 6] = [
     NAME,
     "mtp/qwen3_5_moe",
@@ -31,16 +32,40 @@ const NAMES: [&str; 6] = [
     "mtp/deepseek_v3",
 ];
 
+/// EAGLE-3 heads. Each is for the model whose name its own begins with.
+const EAGLE3: [&str; 3] = ["eagle3/llama3", "eagle3/qwen3", "eagle3/qwen3_each"];
+
+/// A head of each kind: of EAGLE-3, one that reads the output of the model's last layer, and one that
+/// does not.
+const KINDS: [&str; 3] = [NAME, "eagle3/llama3", "eagle3/qwen3"];
+
 /// Number of guesses of the fixture.
 const GUESSES: usize = 4;
 
-fn model(name: &str, mtp: bool) -> LoadedModel {
-    let source = ModelSource::Directory(fixture::directory(name));
-    load(&source, &LoadOptions { mtp, ..LoadOptions::default() }).expect("a valid model")
+/// The model of a fixture, with its head if `with_head` is true.
+fn model(name: &str, with_head: bool) -> LoadedModel {
+    let directory = |name: &str| ModelSource::Directory(fixture::directory(name));
+    let Some(eagle3) = name.strip_prefix("eagle3/") else {
+        let options = LoadOptions { mtp: with_head, ..LoadOptions::default() };
+        return load(&directory(name), &options).expect("a valid model");
+    };
+    let options = LoadOptions::default();
+    let model = eagle3.split('_').next().expect("a name");
+    let mut model = load(&directory(model), &options).expect("a valid model");
+    if with_head {
+        let head = load_draft_head(&directory(name), &options, (&model.config, &model.weights));
+        model.mtp = head.expect("a valid head");
+    }
+    model
 }
 
-fn backend(mtp: bool, block_size: usize, threads: usize, kv_type: KvType) -> CpuBackend {
-    backend_of(model(NAME, mtp), block_size, threads, kv_type)
+fn backend(
+    name: &str,
+    with_head: bool,
+    block_size: usize,
+    (threads, kv_type): (usize, KvType),
+) -> CpuBackend {
+    backend_of(model(name, with_head), block_size, threads, kv_type)
 }
 
 fn backend_of(
@@ -58,22 +83,28 @@ fn backend_of(
         kv_copies: true,
         ..CpuOptions::default()
     };
-    CpuBackend::with_mtp(config, None, weights, mtp, options).expect("a valid model")
+    CpuBackend::with_head(config, None, weights, mtp, options).expect("a valid model")
 }
 
 /// The tokens of the fixture, whose last one the model has sampled, and the logits of the guesses
 /// that follow.
 fn expected(name: &str) -> (Vec<u32>, Vec<Vec<f32>>) {
-    let bytes = fixture::file(name, "mtp.safetensors");
+    let file = if name.starts_with("eagle3/") { "eagle3" } else { "mtp" };
+    let bytes = fixture::file(name, &format!("{file}.safetensors"));
     let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
     let logits = file.tensor("logits").expect("a tensor of the script");
     let values = logits.data().chunks_exact(4);
     let values: Vec<f32> =
         values.map(|bytes| f32::from_le_bytes(bytes.try_into().expect("4 bytes"))).collect();
     let rows = values.chunks_exact(logits.shape()[1]).map(<[f32]>::to_vec).collect();
-    let tokens = file.tensor("prompt").expect("a tensor of the script").data().chunks_exact(8);
+    (integers(&file, "prompt"), rows)
+}
+
+/// The tensor `name` of a script, which has token ids.
+fn integers(file: &SafeTensors<'_>, name: &str) -> Vec<u32> {
+    let tensor = file.tensor(name).expect("a tensor of the script");
     let token = |bytes: &[u8]| i64::from_le_bytes(bytes.try_into().expect("8 bytes")) as u32;
-    (tokens.map(token).collect(), rows)
+    tensor.data().chunks_exact(8).map(token).collect()
 }
 
 /// The rows of logits from which up to `count` greedy tokens after `tokens` are guessed.
@@ -114,6 +145,26 @@ fn guesses_equal_those_of_the_published_head() {
         for (guess, (row, expected)) in rows.iter().zip(&expected).enumerate() {
             let difference = difference(row, expected);
             assert!(difference < 1e-3, "{name}, guess {guess}: {difference} standard deviations");
+        }
+    }
+}
+
+/// Goal: the guesses of EAGLE-3 heads have the logits of the published implementation, also those that
+/// follow other guesses. What a head cannot guess has no probability.
+#[test]
+fn guesses_equal_those_of_published_eagle3_heads() {
+    for name in EAGLE3 {
+        let (tokens, expected) = expected(name);
+        let bytes = fixture::file(name, "eagle3.safetensors");
+        let ids = integers(&SafeTensors::deserialize(&bytes).expect("a safetensors file"), "ids");
+        let rows = guesses_after(model(name, true), &tokens);
+        assert_eq!((rows.len(), expected.len()), (GUESSES, GUESSES));
+        for (guess, (row, expected)) in rows.iter().zip(&expected).enumerate() {
+            let known: Vec<f32> = ids.iter().map(|id| row[*id as usize]).collect();
+            let difference = difference(&known, expected);
+            assert!(difference < 1e-3, "{name}, guess {guess}: {difference} standard deviations");
+            let others = row.iter().filter(|logit| **logit == f32::NEG_INFINITY).count();
+            assert_eq!(others, row.len() - ids.len(), "{name}");
         }
     }
 }
@@ -258,15 +309,16 @@ fn converted_heads_match_the_published_ones() {
 /// changes no bit of the model's logits.
 #[test]
 fn guesses_have_the_same_bits_wherever_their_context_comes_from() {
-    let (tokens, _) = expected(NAME);
-    let len = tokens.len() - 1;
-    for kv_type in [KvType::F32, KvType::Bf16, KvType::Int8] {
-        let mut plain = backend(false, 16, 1, kv_type);
+    let types = [KvType::F32, KvType::Bf16, KvType::Int8];
+    for (name, kv_type) in KINDS.into_iter().flat_map(|name| types.map(|kind| (name, kind))) {
+        let (tokens, _) = expected(name);
+        let len = tokens.len() - 1;
+        let mut plain = backend(name, false, 16, (1, kv_type));
         let whole = run::table(3, tokens.len() + GUESSES, 16);
         let logits = run::rows(&mut plain, &tokens[..len], 0, usize::MAX / 2, &whole);
         let mut first = None;
         for (block_size, chunk, threads) in [(16, usize::MAX / 2, 1), (16, 3, 2), (4, 5, 1)] {
-            let mut own = backend(true, block_size, threads, kv_type);
+            let mut own = backend(name, true, block_size, (threads, kv_type));
             let table = run::table(3, tokens.len() + GUESSES, block_size);
             let rows = run::rows(&mut own, &tokens[..len], 0, chunk, &table);
             assert_eq!(bits(&rows), bits(&logits), "{kv_type:?}, chunks of {chunk}");
@@ -278,7 +330,7 @@ fn guesses_have_the_same_bits_wherever_their_context_comes_from() {
             assert_eq!(*expected, again);
 
             // The blocks of the prompt in another backend, in another order.
-            let mut other = backend(true, block_size, 1, kv_type);
+            let mut other = backend(name, true, block_size, (1, kv_type));
             let block_bytes = own.spec().block_bytes;
             let mut bytes = vec![0; table.len() * block_bytes];
             own.read_blocks(&table, &mut bytes).expect("blocks");
@@ -297,30 +349,36 @@ fn guesses_have_the_same_bits_wherever_their_context_comes_from() {
 /// same tokens without proposals.
 #[test]
 fn rejected_proposals_leave_nothing_behind() {
-    let (tokens, _) = expected(NAME);
-    let len = tokens.len() - 1;
-    let table = run::table(3, tokens.len() + 2 * GUESSES, 16);
-    let run_to = |proposed: &[u32]| {
-        let mut own = backend(true, 16, 1, KvType::F32);
-        run::rows(&mut own, &tokens[..len - 4], 0, 7, &table);
-        // The first four tokens are right, and the others are not.
-        let all = [&tokens[..len], proposed].concat();
-        let part = run::part(&all, len - 4, all.len(), &table);
-        let part = run::proposing(&own, table[0].0, part, all.len() - (len - 3));
-        run::step(&mut own, &[part]);
-        guesses(&mut own, &tokens, &table, GUESSES)
-    };
-    let plain = run_to(&[]);
-    assert_eq!(bits(&run_to(&[7, 8, 9])), bits(&plain));
-    assert_eq!(bits(&run_to(&[1])), bits(&plain));
+    for name in KINDS {
+        let (tokens, _) = expected(name);
+        let len = tokens.len() - 1;
+        let table = run::table(3, tokens.len() + 2 * GUESSES, 16);
+        let run_to = |proposed: &[u32]| {
+            let mut own = backend(name, true, 16, (1, KvType::F32));
+            run::rows(&mut own, &tokens[..len - 4], 0, 7, &table);
+            // The first four tokens are right, and the others are not.
+            let all = [&tokens[..len], proposed].concat();
+            let part = run::part(&all, len - 4, all.len(), &table);
+            let part = run::proposing(&own, table[0].0, part, all.len() - (len - 3));
+            run::step(&mut own, &[part]);
+            guesses(&mut own, &tokens, &table, GUESSES)
+        };
+        let plain = run_to(&[]);
+        assert_eq!(bits(&run_to(&[7, 8, 9])), bits(&plain), "{name}");
+        assert_eq!(bits(&run_to(&[1])), bits(&plain), "{name}");
+    }
 }
 
 /// Goal: several sequences are guessed for together, each with the bits that it has alone. Those
 /// without a pair, without a count or beyond the budget get nothing, and the context ends guesses.
 #[test]
 fn tasks_are_independent() {
-    let (tokens, _) = expected(NAME);
-    let mut own = backend(true, 16, 1, KvType::F32);
+    KINDS.into_iter().for_each(check_tasks);
+}
+
+fn check_tasks(name: &str) {
+    let (tokens, _) = expected(name);
+    let mut own = backend(name, true, 16, (1, KvType::F32));
     let tables = [1, 20, 40].map(|first| run::table(first, tokens.len() + GUESSES, 16));
     let lens = [tokens.len() - 1, 9, 14];
     let parts: Vec<_> =
@@ -364,21 +422,23 @@ fn tasks_are_independent() {
 /// behind.
 #[test]
 fn prompts_without_logits_leave_the_same_behind() {
-    let (tokens, _) = expected(NAME);
-    let table = run::table(3, tokens.len() + GUESSES, 16);
-    let guessed = [LogitRows::None, LogitRows::All].map(|logit_rows| {
-        let mut own = backend(true, 16, 1, KvType::F32);
-        let slice = SequenceSlice {
-            token_count: tokens.len() - 1,
-            block_table: table.clone(),
-            logit_rows,
-            state: Some(stolon_backend::SliceState::in_slot(0)),
-            ..SequenceSlice::default()
-        };
-        let batch =
-            StepBatch { tokens: tokens[..tokens.len() - 1].to_vec(), sequences: vec![slice] };
-        own.step(&batch).expect("a good batch");
-        bits(&guesses(&mut own, &tokens, &table, GUESSES))
-    });
-    assert_eq!(guessed[0], guessed[1]);
+    for name in KINDS {
+        let (tokens, _) = expected(name);
+        let table = run::table(3, tokens.len() + GUESSES, 16);
+        let guessed = [LogitRows::None, LogitRows::All].map(|logit_rows| {
+            let mut own = backend(name, true, 16, (1, KvType::F32));
+            let slice = SequenceSlice {
+                token_count: tokens.len() - 1,
+                block_table: table.clone(),
+                logit_rows,
+                state: own.spec().state.map(|_| stolon_backend::SliceState::in_slot(0)),
+                ..SequenceSlice::default()
+            };
+            let batch =
+                StepBatch { tokens: tokens[..tokens.len() - 1].to_vec(), sequences: vec![slice] };
+            own.step(&batch).expect("a good batch");
+            bits(&guesses(&mut own, &tokens, &table, GUESSES))
+        });
+        assert_eq!(guessed[0], guessed[1], "{name}");
+    }
 }

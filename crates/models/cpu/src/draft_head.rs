@@ -1,4 +1,5 @@
-//! The model's own head for multi-token prediction (MTP), which guesses the tokens after the next one.
+//! A draft head, which guesses the tokens after the next one: the model's own head for multi-token
+//! prediction (MTP), or an EAGLE-3 head.
 //!
 //! The head computes from the hidden state of position `i` and the token at `i + 1` which token
 //! follows at `i + 2`. It has one layer of attention, over all such pairs of the sequence. The keys
@@ -6,10 +7,13 @@
 //! tokens up to this position only, as those of all other layers do. Blocks can therefore be shared,
 //! evicted, stored and loaded without further rules. Position 0 has no pair, and is not read.
 //!
-//! 1. [`MtpHead::extend`] runs after every step of the model. It stores the hidden states of all
-//!    rows, and the keys and values of their pairs. That is all that a prompt needs of the head: a
-//!    projection of the pair, and from it those of keys and of values, but no attention and no MLP.
-//! 2. [`MtpHead::guess`] runs before a step in which tokens are to be proposed. The pair of the last
+//! The hidden state of a position is the model's after its last norm, or with EAGLE-3 a projection of
+//! its states after several layers.
+//!
+//! 1. [`DraftHead::extend`] runs after every step of the model. It stores the hidden states of all
+//!    rows, and the keys and values of their pairs. That is all that a prompt needs of the head:
+//!    these projections, but no attention and no MLP.
+//! 2. [`DraftHead::guess`] runs before a step in which tokens are to be proposed. The pair of the last
 //!    token is complete, because its hidden state is stored. Every further guess reads the hidden
 //!    state that the head itself has computed for the one before. The slots after the last token are
 //!    written meanwhile. The model's step writes them again.
@@ -24,6 +28,7 @@ use stolon_backend::{DraftOutput, DraftTask, LogitRows, SequenceSlice, StepBatch
 use stolon_checkpoint::config::DecoderConfig;
 use stolon_checkpoint::error::ModelError;
 use stolon_checkpoint::kv::KvShape;
+use stolon_checkpoint::{DraftHead as LoadedHead, Weights};
 use stolon_kernels::{self as kernels, KvLayout, KvRows, Path, SlotMapping};
 use stolon_kvcache::BlockId;
 
@@ -36,7 +41,7 @@ use crate::workers::Workers;
 /// A head and its KV store, whose blocks have the ids of the model's. See the
 /// [module documentation](self).
 #[derive(Debug)]
-pub(crate) struct MtpHead {
+pub(crate) struct DraftHead {
     decoder: Decoder,
     /// The keys and values of pairs, and the hidden states as the inputs of a convolution.
     kv: KvStore,
@@ -45,26 +50,28 @@ pub(crate) struct MtpHead {
     path: Path,
     /// The slots of the rows of a step.
     slots: SlotMapping,
+    /// The model's id of each token that can be guessed, if they are not the same.
+    token_ids: Option<Vec<u32>>,
 }
 
-impl MtpHead {
-    /// Packs the weights of the head `config` of `model` and reserves its KV store, of `block_count`
-    /// blocks.
+impl DraftHead {
+    /// Packs the weights of a head for `model` and reserves its KV store, of `block_count` blocks.
+    /// `loader` returns a loader of weights.
     ///
     /// # Errors
     /// [`ModelError`] if a tensor is missing or has the wrong shape or type, or if there is not
     /// enough memory.
-    pub(crate) fn load(
-        config: DecoderConfig,
+    pub(crate) fn load<'a>(
+        mut head: LoadedHead,
         model: &mut Decoder,
         (shape, block_count): (KvShape, usize),
-        loader: Loader<'_>,
+        (path, loader): (Path, impl FnOnce(Weights) -> Loader<'a>),
     ) -> Result<Self, ModelError> {
-        let path = loader.path;
-        let states = StateStore::new(&config, 0)?;
-        let decoder = model.load_mtp_head(config, loader)?;
+        let states = StateStore::new(&head.config, 0)?;
+        let token_ids = head.token_ids.take();
+        let decoder = model.load_head(head, loader)?;
         let kv = KvStore::new(shape, block_count)?;
-        Ok(Self { decoder, kv, states, path, slots: SlotMapping::default() })
+        Ok(Self { decoder, kv, states, path, slots: SlotMapping::default(), token_ids })
     }
 
     /// Size of the packed matrices in bytes, without those that are the model's.
@@ -82,8 +89,8 @@ impl MtpHead {
         &mut self.kv
     }
 
-    /// Stores what the positions of a step of the model leave behind in the head. `states` are their
-    /// normalized hidden states, `[rows, hidden_size]`.
+    /// Stores what the positions of a step of the model leave behind in the head. `states` are the
+    /// hidden states of its rows that the model has recorded ([`Decoder::row_states`]).
     pub(crate) fn extend(&mut self, batch: &StepBatch, states: &[f32], workers: &Workers) {
         let (width, size) = (self.width(), self.kv.shape().block_size);
         let rows = batch.sequences.iter().flat_map(|slice| {
@@ -94,6 +101,7 @@ impl MtpHead {
             let is_written = position >= slice.write_from;
             is_written.then(|| slot_of(&slice.block_table, position, size))
         }));
+        let states = self.decoder.states_of(states, workers);
         let plane = self.kv.inputs_mut(0).slice_mut();
         let mut kept = KvRows::new(self.path, plane, KvLayout::Rows, &self.slots, width, 1);
         let states = states.chunks_exact(width).enumerate();
@@ -121,6 +129,9 @@ impl MtpHead {
     ) -> DraftOutput {
         let DecoderConfig { vocab_size, max_positions, .. } = *self.decoder.config();
         let (width, size) = (self.width(), self.kv.shape().block_size);
+        let logit_count = self.decoder.logit_count();
+        // The logits of a row for the vocabulary of the model.
+        let mut all = vec![f32::NEG_INFINITY; self.token_ids.as_ref().map_or(0, |_| vocab_size)];
         let mut output = DraftOutput::default();
         output.tokens.resize(tasks.len(), Vec::new());
         // The first token of a sequence has no pair.
@@ -147,10 +158,18 @@ impl MtpHead {
             } else {
                 output.passes += 1;
             }
-            let results = logits.chunks_exact_mut(vocab_size).zip(own.chunks_exact(width));
+            let results = logits.chunks_exact_mut(logit_count).zip(own.chunks_exact(width));
             let mut next = Vec::new();
             for (row, (logits, state)) in rows.iter().zip(results) {
                 let (task, position) = (row.task, row.position + 1);
+                let logits = match &self.token_ids {
+                    Some(ids) => {
+                        all.fill(f32::NEG_INFINITY);
+                        ids.iter().zip(&*logits).for_each(|(id, logit)| all[*id as usize] = *logit);
+                        &mut all[..]
+                    }
+                    None => logits,
+                };
                 let Some(token) = choose(task, logits) else { continue };
                 output.tokens[task].push(token);
                 let DraftTask { block_table, count, .. } = &tasks[task];

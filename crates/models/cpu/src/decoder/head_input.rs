@@ -1,0 +1,203 @@
+//! The input of the layer of a draft head: a token, and the hidden state of the position before it.
+
+use std::borrow::Cow;
+
+use stolon_checkpoint::config::{
+    DecoderConfig, DraftHeadKind, Eagle3Config, Eagle3Weights, MtpWeights,
+};
+use stolon_checkpoint::error::ModelError;
+use stolon_kernels::{Operands, Path, Sink};
+
+use super::Decoder;
+use super::linear::{Linear, Loader, project};
+use super::passes::{Norm, NormVectors, grow, pack_rows};
+use crate::workers::Workers;
+
+/// The weights and buffers of the input.
+#[derive(Debug)]
+pub(super) struct HeadInput {
+    kind: Kind,
+    /// The norm of the hidden state, `[hidden_size]`.
+    hidden_norm: NormVectors,
+    /// For each row of the step, the hidden state of the position before it, `[rows, hidden_size]`.
+    states: Vec<f32>,
+    /// Rows that are packed for the projection.
+    joined: Operands,
+}
+
+/// What the kinds of heads do with the two.
+#[derive(Debug)]
+enum Kind {
+    /// The residual stream begins with the projection of `[norm(embedding), norm(state)]`.
+    Mtp { embedding_norm: NormVectors, projection: Linear },
+    /// The projections of the layer read `[norm(embedding), norm(state)]`, and the residual stream
+    /// begins with the state.
+    Eagle3(Eagle3),
+}
+
+/// The parts of an EAGLE-3 head.
+#[derive(Debug)]
+struct Eagle3 {
+    config: Eagle3Config,
+    /// The norms of the model's hidden states: none, one of all states, or one of each.
+    state_norms: Vec<NormVectors>,
+    /// The projection of the model's hidden states of a position to the one that the head reads.
+    projection: Linear,
+    /// The input of the layer, `[norm(embedding), norm(state)]`, `[rows, 2 * hidden_size]`.
+    pairs: Vec<f32>,
+}
+
+impl HeadInput {
+    pub(super) fn load(
+        kind: &DraftHeadKind,
+        config: &DecoderConfig,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, ModelError> {
+        let (kind, hidden_norm) = match kind {
+            DraftHeadKind::Mtp => {
+                let MtpWeights { embedding_norm, hidden_norm, projection } = config.mtp_weights();
+                let embedding_norm = NormVectors::load(&embedding_norm, loader)?;
+                let projection = loader.linear(&projection)?;
+                (Kind::Mtp { embedding_norm, projection }, hidden_norm)
+            }
+            DraftHeadKind::Eagle3(eagle3) => {
+                let Eagle3Weights { hidden_norm, state_norms, projection } =
+                    eagle3.input_weights(config);
+                let state_norms = state_norms.iter().map(|norm| NormVectors::load(norm, loader));
+                let eagle3 = Eagle3 {
+                    config: eagle3.clone(),
+                    state_norms: state_norms.collect::<Result<_, _>>()?,
+                    projection: loader.linear(&projection)?,
+                    pairs: Vec::new(),
+                };
+                (Kind::Eagle3(eagle3), hidden_norm)
+            }
+        };
+        let hidden_norm = NormVectors::load(&hidden_norm, loader)?;
+        Ok(Self { kind, hidden_norm, states: Vec::new(), joined: Operands::default() })
+    }
+
+    /// Size in bytes of the packed matrix.
+    pub(super) fn bytes(&self) -> usize {
+        match &self.kind {
+            Kind::Mtp { projection, .. } | Kind::Eagle3(Eagle3 { projection, .. }) => {
+                projection.bytes()
+            }
+        }
+    }
+
+    /// The input of the projections of the layer, `[rows, 2 * hidden_size]`; `None` if it is the
+    /// normalized residual stream.
+    pub(super) fn pairs(&self) -> Option<&[f32]> {
+        match &self.kind {
+            Kind::Mtp { .. } => None,
+            Kind::Eagle3(Eagle3 { pairs, .. }) => Some(pairs),
+        }
+    }
+}
+
+impl Eagle3 {
+    /// The head's hidden states of positions with these hidden states of the model, `[rows, states,
+    /// hidden_size]`.
+    fn features(
+        &self,
+        states: &[f32],
+        joined: &mut Operands,
+        (model, path): (&DecoderConfig, Path),
+        workers: &Workers,
+    ) -> Vec<f32> {
+        let width = self.config.layers.len() * model.hidden_size;
+        let rows = states.len() / width;
+        joined.reset(rows, &[&self.projection.matrix]);
+        pack_rows(joined, workers.for_pass(rows, width), width, |row, out| {
+            let states = &states[row * width..][..width];
+            if self.state_norms.is_empty() {
+                return out.copy_from_slice(states);
+            }
+            let part = width / self.state_norms.len();
+            let parts = states.chunks_exact(part).zip(out.chunks_exact_mut(part));
+            for (norm, (states, out)) in self.state_norms.iter().zip(parts) {
+                Norm::of(model, Some(norm), path).apply(states, out);
+            }
+        });
+        let mut features = vec![0.0; rows * model.hidden_size];
+        project(&self.projection, joined, Sink::Rows(&mut features), path, workers);
+        features
+    }
+}
+
+impl Decoder {
+    /// Sets the hidden states that the next step of this head reads: for each of its rows, that of
+    /// the position before it, `[rows, hidden_size]`.
+    ///
+    /// # Panics
+    /// If this decoder is no draft head.
+    pub(crate) fn set_states(&mut self, states: Vec<f32>) {
+        self.head_input.as_mut().expect("a draft head").states = states;
+    }
+
+    /// The hidden states that this head reads of positions, `[rows, hidden_size]`. `states` are the
+    /// model's ([`Decoder::row_states`]).
+    pub(crate) fn states_of<'a>(&mut self, states: &'a [f32], workers: &Workers) -> Cow<'a, [f32]> {
+        match &mut self.head_input {
+            Some(HeadInput { kind: Kind::Eagle3(eagle3), joined, .. }) => {
+                eagle3.features(states, joined, (&self.config, self.path), workers).into()
+            }
+            _ => states.into(),
+        }
+    }
+
+    /// The hidden states of the rows that have got logits in the last step of this head, `[rows,
+    /// hidden_size]`, which it reads for the guesses that follow.
+    pub(crate) fn output_states(&self, rows: usize, workers: &Workers) -> Vec<f32> {
+        let x = &self.activations.x[..rows * self.config.hidden_size];
+        if let Some(HeadInput { kind: Kind::Eagle3(eagle3), .. }) = &self.head_input
+            && !eagle3.config.norm_output
+        {
+            return x.to_vec();
+        }
+        let mut states = vec![0.0; x.len()];
+        Norm::of(&self.config, Some(&self.final_norm), self.path).rows(x, &mut states, workers);
+        states
+    }
+
+    /// Replaces the embeddings of `rows` rows in the residual stream by the input of the head. Does
+    /// nothing in other decoders.
+    pub(super) fn join_states(&mut self, rows: usize, workers: &Workers) {
+        let Some(input) = &mut self.head_input else { return };
+        let (path, width) = (self.path, self.config.hidden_size);
+        let x = &mut self.activations.x[..rows * width];
+        let norm = |vectors| Norm::of(&self.config, vectors, path);
+        let HeadInput { kind, hidden_norm, states, joined } = input;
+        let of_state = norm(Some(hidden_norm));
+        match kind {
+            Kind::Mtp { embedding_norm, projection } => {
+                let of_embedding = norm(Some(embedding_norm));
+                joined.reset(rows, &[&projection.matrix]);
+                pack_rows(joined, workers.for_pass(rows, 2 * width), 2 * width, |row, out| {
+                    let (embedding, state) = out.split_at_mut(width);
+                    of_embedding.apply(&x[row * width..][..width], embedding);
+                    of_state.apply(&states[row * width..][..width], state);
+                });
+                project(projection, joined, Sink::Rows(x), path, workers);
+            }
+            Kind::Eagle3(Eagle3 { config, pairs, .. }) => {
+                let of_embedding = norm(self.layers[0].attention_input_norm.as_ref());
+                let is_normed = config.norm_before_residual;
+                grow(pairs, rows * 2 * width);
+                let chunk = workers.chunk_rows(rows, 2 * width);
+                let parts = x.chunks_mut(chunk * width).zip(states.chunks(chunk * width));
+                let pairs = pairs[..rows * 2 * width].chunks_mut(chunk * 2 * width);
+                workers.run(parts.zip(pairs), |((x, states), pairs)| {
+                    let rows = x.chunks_exact_mut(width).zip(states.chunks_exact(width));
+                    for ((x, state), pair) in rows.zip(pairs.chunks_exact_mut(2 * width)) {
+                        let (embedding, normed) = pair.split_at_mut(width);
+                        of_embedding.apply(x, embedding);
+                        of_state.apply(state, normed);
+                        x.copy_from_slice(if is_normed { normed } else { state });
+                    }
+                });
+            }
+        }
+    }
+}
