@@ -174,6 +174,8 @@ def main():
     parser.add_argument("--counts", nargs="+", type=int, default=[1, 32, 512])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--engines", nargs="+", choices=ENGINES, default=list(ENGINES), help="the first two are always needed")
     arguments = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     for name in arguments.models:
@@ -182,7 +184,7 @@ def main():
             make_model(folder, SHAPES[name])
             engines = {
                 engine: make(folder, arguments.threads, arguments.binary)
-                for engine, make in ENGINES.items()}
+                for engine, make in ENGINES.items() if engine in arguments.engines}
             check(engines)
             for count in arguments.counts:
                 measure(name, count, engines, arguments.rounds)

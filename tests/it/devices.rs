@@ -30,7 +30,7 @@ async fn settings_are_checked() {
         (builder("cuda").map_embeddings(true), "map_embeddings"),
         (builder("cuda").window_kv(WindowKv::States), "window_kv"),
         (builder("cuda").gpu_memory_utilization(1.5), "GPU memory utilization"),
-        (builder("cuda").kv_type(KvType::Int8), "int8"),
+        (builder("cuda").kv_type(KvType::K8V4), "k8v4"),
         (builder("cuda").kv_type(KvType::Int4), "int4"),
         (builder("cuda").block_size(7), "block size"),
     ] {
