@@ -239,6 +239,11 @@ def widened(path):
     return target
 
 
+def perplexity_of(engine, windows):
+    scored = sum(len(window) - 1 for window in windows)
+    return math.exp(-math.fsum(engine.score(window) for window in windows) / scored)
+
+
 def perplexity(options, path, kinds):
     """One row for each text and kind of weights. Returns whether all are within the limits."""
     print(f"\n### Perplexity of {path.name}, windows of {WINDOW} tokens\n")
@@ -256,10 +261,7 @@ def perplexity(options, path, kinds):
                 tokens = tokens[: options.tokens]
                 windows = [begin + tokens[i : i + WINDOW] for i in range(0, len(tokens), WINDOW)]
                 scored = sum(len(window) - 1 for window in windows)
-                ours, theirs = (
-                    math.exp(-math.fsum(engine.score(window) for window in windows) / scored)
-                    for engine in (stolon, llama)
-                )
+                ours, theirs = (perplexity_of(engine, windows) for engine in (stolon, llama))
                 difference = ours / theirs - 1
                 right &= least <= difference <= most
                 print(f"| {name} | {kind} | {scored:,} | {ours:.4f} | {theirs:.4f} | {difference:+.3%} |", flush=True)
@@ -284,8 +286,7 @@ def kv_types(options, path):
             row = [f"{name}, {kv_type}"]
             with engine(kv_type) as opened:
                 for text, parts in windows.items():
-                    scored = sum(len(part) - 1 for part in parts)
-                    got = math.exp(-math.fsum(opened.score(part) for part in parts) / scored)
+                    got = perplexity_of(opened, parts)
                     row += [f"{got:.4f}", f"{got / exact.setdefault(text, got) - 1:+.3%}"]
             print("| " + " | ".join(row) + " |", flush=True)
 

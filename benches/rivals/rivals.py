@@ -48,9 +48,8 @@ WORKS = [
     ("deep 4096 16", "at 4,096", 1),
     ("deep 16384 16", "at 16,384", 1),
 ]
-# Weights in GGUF files, and those that weights.py writes itself.
+# Weights in GGUF files.
 TYPES = {"bf16": "BF16", "q8": "Q8_0", "q4": "Q4_0", "q4km": "Q4_K_M", "iq4": "IQ4_XS"}
-WRITTEN = ("BF16", "Q8_0", "Q4_0")
 LINEAR = [(f"linear {rows}", f"{rows} rows", rows) for rows in (1, 8, 64, 512)]
 LINEAR_ENGINES = ["stolon-bf16", "torch", "stolon-f32", "gemm-f32", "matrixmultiply-f32"]
 MODEL_ENGINES = ["stolon", "stolon-avx512", "stolon-avx2", "stolon-q8", "torch", "llama-bf16", "llama-q8"]
@@ -145,7 +144,7 @@ def engines(folder, stolon, ik, threads, names):
         "llama-q8-plain": ([*llama("Q8_0"), "plain"], {}),
     }
     for suffix, kind in TYPES.items():
-        if any(re.search(rf"-{suffix}(-|$)", name) for name in names) and kind not in WRITTEN:
+        if any(suffix in name.split("-") for name in names):
             weights.quantized(folder, kind)
         known[f"stolon-{suffix}"] = (own(f"{kind}.gguf"), {})
         known[f"llama-{suffix}"] = (llama(kind), {})

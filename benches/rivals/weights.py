@@ -9,7 +9,8 @@ weights.make(FOLDER, SHAPE) writes FOLDER/SHAPE/hf (safetensors in bf16, for PyT
 and BF16.gguf, Q8_0.gguf and Q4_0.gguf next to it (for llama.cpp and Stolon) unless they are there, and says
 where. A token is a byte or a made-up word, so that servers can send each token as text.
 
-weights.quantized(FOLDER, TYPE) lets llama.cpp write BF16.gguf in one of its mixtures, such as Q4_K_M.
+weights.quantized(FOLDER, TYPE) lets llama.cpp write BF16.gguf in another type, such as Q4_K_M, unless the file
+is there, and says where.
 """
 
 import json
@@ -264,7 +265,7 @@ def make(folder, name="qwen3"):
     (folder / "hf" / "config.json").write_text(json.dumps(shape.config(), indent=1))
     named = {}
     for hf, _, values, _ in both:
-        # `{}` stands for the number of an expert.
+        # `{}` is the place of the number of an expert.
         named |= {hf.format(index): part.clone() for index, part in enumerate(values)} if "{}" in hf else {hf: values}
     save_file(named, folder / "hf" / "model.safetensors", metadata={"format": "pt"})
     kinds = gguf.GGMLQuantizationType

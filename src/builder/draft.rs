@@ -1,4 +1,4 @@
-//! What guesses tokens of answers and is in files of its own: a smaller model, or an EAGLE-3 head.
+//! Smaller models and EAGLE-3 heads, which guess tokens of answers and come from their own files.
 
 use stolon_backend::{Backend, WithDraft};
 use stolon_checkpoint::{

@@ -1,6 +1,6 @@
 //! The paged KV store on the device.
 //!
-//! Each layer with keys and values of its own has one [`Plane`] of keys and one of values. Their
+//! Each layer that has its own keys and values has one [`Plane`] of keys and one of values. Their
 //! memory layout is `[block_count, block_size, kv_heads, head_dim]`, and they are initially zero. The
 //! keys of latent attention are also its values. A layer with a convolution has one plane with the
 //! convolution's inputs, `[block_count, block_size, hidden_size]`. Steps write to all of them in

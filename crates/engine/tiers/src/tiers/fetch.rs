@@ -121,8 +121,9 @@ impl Open {
     /// checkpoint. It is followed by the positions of the checkpoint. The number is how many of its
     /// positions are in the pool.
     ///
-    /// What was found is not looked up again: a record that is evicted meanwhile cannot be read, and
-    /// then nothing is. A second look would find fewer records, whose last one is no checkpoint.
+    /// What was found is not looked up again. If a record is evicted meanwhile, it cannot be read,
+    /// and then none of them is used. A second lookup would find fewer records, and take the last of
+    /// these for the checkpoint.
     fn with_checkpoint(
         &self,
         prompt: &PromptLookup,
@@ -144,15 +145,14 @@ impl Open {
             let (on_disk, stored) = self.stored(0, &checkpoint);
             (stored == checkpoint.len()).then_some((count, checkpoint, on_disk))
         })?;
-        let tokens = tokens.prefix_with(count * record, positions.tokens());
-        let first = count * record;
+        let end = count * record;
         places.truncate(count);
         places.extend(
-            checkpoint.into_iter().map(|place| Place { first: first + place.first, ..place }),
+            checkpoint.into_iter().map(|place| Place { first: end + place.first, ..place }),
         );
         let on_disk = if on_disk < count { on_disk } else { count + of_checkpoint };
-        let stored = places.len();
-        Some((prompt.cached.min(first), tokens, Found { places, on_disk, stored }))
+        let found = Found { stored: places.len(), on_disk, places };
+        Some((prompt.cached.min(end), tokens.prefix_with(end, positions.tokens()), found))
     }
 
     /// Number of blocks of consecutive records.

@@ -55,7 +55,7 @@ pub enum FeatureNorm {
     None,
     /// All together (`norm_before_fc`).
     Joined,
-    /// Each with weights of its own (`fc_norm`).
+    /// Each has its own weights (`fc_norm`).
     Each,
 }
 

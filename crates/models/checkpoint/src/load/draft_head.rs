@@ -19,13 +19,13 @@ pub struct DraftHead {
 }
 
 impl DraftHead {
-    /// Whether the head has an embedding of its own. If not, it uses the model's.
+    /// Whether the head has its own embedding. Otherwise it uses the model's.
     #[must_use]
     pub fn has_own_embedding(&self) -> bool {
         self.is_own(EMBEDDING)
     }
 
-    /// Whether the head has an output matrix of its own. If not, it uses the model's.
+    /// Whether the head has its own output matrix. Otherwise it uses the model's.
     #[must_use]
     pub fn has_own_output(&self) -> bool {
         self.is_own(HEAD)

@@ -1,4 +1,4 @@
-//! Loads an EAGLE-3 head, which is in a directory or a repository of its own, for a model.
+//! Loads an EAGLE-3 head for a model, from the head's own directory or repository.
 
 use std::path::PathBuf;
 

@@ -17,8 +17,8 @@ pub(super) struct RowStates {
 
 impl Decoder {
     /// Makes this decoder record hidden states of all rows of a step from now on: for each number in
-    /// `layers`, the residual stream after so many layers, or the state after the last norm if it is
-    /// `None`.
+    /// `layers`, the residual stream after that number of layers. With `None`, the state after the
+    /// last norm.
     pub(super) fn record_states(&mut self, layers: Option<Vec<usize>>) {
         let all = self.layers.len();
         let last = layers.iter().flatten().copied().max().unwrap_or(all);
