@@ -7,7 +7,7 @@ use futures::future::join_all;
 use serde_json::Value;
 use stolon::{Engine, EngineBuilder, EngineError, Error, ModelSource, Request};
 
-const EMBEDDERS: [&str; 9] = [
+const EMBEDDERS: [&str; 10] = [
     "bert",
     "xlm_roberta",
     "mpnet",
@@ -17,10 +17,13 @@ const EMBEDDERS: [&str; 9] = [
     "jina_bert",
     "embedding_gemma",
     "eurobert",
+    "gte",
 ];
-const RERANKERS: [&str; 5] = [
+const RERANKERS: [&str; 7] = [
     "bert_reranker",
     "xlm_roberta_reranker",
+    "jina_roberta_reranker",
+    "gte_reranker",
     "modernbert_reranker",
     "qwen3_reranker",
     "qwen3_judge",

@@ -175,11 +175,28 @@ impl EncoderActivation {
 /// The properties of a layer that differ between layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EncoderLayer {
-    /// The base of the rotary embedding of queries and keys, above 0; `None` if they are not
-    /// rotated.
-    pub rope_theta: Option<f64>,
+    /// The rotary embedding of queries and keys; `None` if they are not rotated.
+    pub rope: Option<EncoderRope>,
     /// Number of positions that a token sees on each side; `None` if it sees all.
     pub window: Option<usize>,
+}
+
+/// A rotary embedding: the angle of pair `i` of a head is the position times
+/// `theta^(-2i / head_dim) / divisor`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EncoderRope {
+    /// The base of the frequencies, above 0.
+    pub theta: f64,
+    /// The number by which all frequencies are divided, above 0.
+    pub divisor: f64,
+}
+
+impl EncoderRope {
+    /// A rotary embedding whose frequencies are not scaled.
+    #[must_use]
+    pub fn unscaled(theta: f64) -> Self {
+        Self { theta, divisor: 1.0 }
+    }
 }
 
 impl EncoderConfig {
@@ -215,7 +232,7 @@ impl EncoderConfig {
             let expected = format!("a divisor of hidden_size, {}", self.hidden_size);
             return Err(ModelError::key(name, "num_attention_heads", expected, self.heads));
         }
-        let is_rotated = |layer: &EncoderLayer| layer.rope_theta.is_some();
+        let is_rotated = |layer: &EncoderLayer| layer.rope.is_some();
         if self.layers.iter().any(is_rotated) && !self.head_dim.is_multiple_of(2) {
             let expected = "heads of an even length for a rotary embedding";
             return Err(ModelError::key(name, "num_attention_heads", expected, self.heads));

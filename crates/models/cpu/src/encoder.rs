@@ -18,7 +18,9 @@ use std::sync::Arc;
 
 use stolon_backend::{Backend, BackendError, BackendSpec, BatchChecker, StepBatch, StepOutput};
 use stolon_checkpoint::config::{Rope, RopeScaling};
-use stolon_checkpoint::encoder::{EncoderConfig, EncoderNorm, EncoderNormWeights, EncoderWeights};
+use stolon_checkpoint::encoder::{
+    EncoderConfig, EncoderNorm, EncoderNormWeights, EncoderRope, EncoderWeights,
+};
 use stolon_checkpoint::error::ModelError;
 use stolon_checkpoint::kv::KvType;
 use stolon_checkpoint::memory::check_free;
@@ -46,8 +48,8 @@ pub struct EncoderBackend {
     embedding: Embedding,
     layers: Vec<Layer>,
     final_norm: Option<Norm>,
-    /// The cosines and sines of each rotary embedding, with its theta.
-    rotations: Vec<(f64, RopeTable)>,
+    /// The cosines and sines of each rotary embedding.
+    rotations: Vec<(EncoderRope, RopeTable)>,
     bias: Option<BiasTable>,
     activations: Activations,
     kv: FullKv,
@@ -253,8 +255,8 @@ impl EncoderBackend {
         self.rotations.iter_mut().for_each(|(_, table)| table.grow(longest));
         let context = (self.path, &*self.workers);
         for (layer, config) in self.layers.iter().zip(&self.config.layers) {
-            let rotations = config.rope_theta.and_then(|theta| {
-                self.rotations.iter().find(|(other, _)| *other == theta).map(|(_, table)| table)
+            let rotations = config.rope.and_then(|rope| {
+                self.rotations.iter().find(|(other, _)| *other == rope).map(|(_, table)| table)
             });
             let mask =
                 FullMask { window: config.window, bias: self.bias.as_ref().map(BiasTable::view) };
@@ -274,12 +276,13 @@ impl EncoderBackend {
 }
 
 /// The tables of all rotary embeddings of the layers.
-fn rotations(config: &EncoderConfig) -> Vec<(f64, RopeTable)> {
-    let mut tables: Vec<(f64, RopeTable)> = Vec::new();
-    for theta in config.layers.iter().filter_map(|layer| layer.rope_theta) {
-        if tables.iter().all(|(other, _)| *other != theta) {
-            let rope = Rope { theta, scaling: RopeScaling::None, sections: None };
-            tables.push((theta, RopeTable::new(&rope, config.head_dim, config.max_positions)));
+fn rotations(config: &EncoderConfig) -> Vec<(EncoderRope, RopeTable)> {
+    let mut tables: Vec<(EncoderRope, RopeTable)> = Vec::new();
+    for own in config.layers.iter().filter_map(|layer| layer.rope) {
+        if tables.iter().all(|(other, _)| *other != own) {
+            let EncoderRope { theta, divisor: factor } = own;
+            let rope = Rope { theta, scaling: RopeScaling::Linear { factor }, sections: None };
+            tables.push((own, RopeTable::new(&rope, config.head_dim, config.max_positions)));
         }
     }
     tables

@@ -21,6 +21,11 @@ pub enum EncoderFamily {
     Gemma,
     /// EuroBERT: the layers of Llama with attention in both directions.
     EuroBert,
+    /// GTE, with a rotary embedding: gte-base-en-v1.5, gte-multilingual-base,
+    /// snowflake-arctic-embed-m-v2.0.
+    Gte,
+    /// XLM-RoBERTa in the files of Jina AI: jina-reranker-v2.
+    JinaRoberta,
 }
 
 /// The names of a family's modules. Names of layers begin after `layer`, in which `{}` is the
@@ -45,6 +50,8 @@ pub(super) struct ModuleNames {
     pub(super) up: &'static str,
     /// The matrix that has the rows of the gate, then of the inner features, if files have it.
     pub(super) fused_gate_up: &'static str,
+    /// The same with the rows of the inner features first.
+    pub(super) fused_up_gate: &'static str,
     pub(super) down: &'static str,
     pub(super) mlp_norm: &'static str,
     /// The norm of the MLP's output before it is added to the residual stream.
@@ -68,6 +75,7 @@ const BERT: ModuleNames = ModuleNames {
     gate: "",
     up: "intermediate.dense",
     fused_gate_up: "",
+    fused_up_gate: "",
     down: "output.dense",
     mlp_norm: "output.LayerNorm",
     mlp_output_norm: "",
@@ -141,6 +149,7 @@ const GGUF: ModuleNames = ModuleNames {
     gate: "ffn_gate",
     up: "ffn_up",
     fused_gate_up: "",
+    fused_up_gate: "",
     down: "ffn_down",
     mlp_norm: "layer_output_norm",
     mlp_output_norm: "post_ffw_norm",
@@ -195,6 +204,27 @@ const JINA: ModuleNames = ModuleNames {
     ..BERT
 };
 
+const GTE: ModuleNames = ModuleNames {
+    qkv: ["attention.q_proj", "attention.k_proj", "attention.v_proj"],
+    fused_qkv: "attention.qkv_proj",
+    output: "attention.o_proj",
+    attention_norm: "attn_ln",
+    gate: "mlp.gate_proj",
+    up: "mlp.up_proj",
+    fused_up_gate: "mlp.up_gate_proj",
+    down: "mlp.down_proj",
+    mlp_norm: "mlp_ln",
+    ..BERT
+};
+
+const JINA_ROBERTA: ModuleNames = ModuleNames {
+    qkv: ["mixer.q", "mixer.k", "mixer.v"],
+    fused_qkv: "mixer.Wqkv",
+    output: "mixer.out_proj",
+    up: "mlp.fc1",
+    ..NOMIC
+};
+
 /// Whose names the tensors of a model have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorNames {
@@ -229,6 +259,7 @@ impl EncoderFamily {
             "nomic_bert" => Self::NomicBert,
             "gemma3_text" => Self::Gemma,
             "eurobert" => Self::EuroBert,
+            "new" | "gte" => Self::Gte,
             _ => return None,
         })
     }
@@ -246,16 +277,27 @@ impl EncoderFamily {
             Self::JinaBert => "JinaBERT",
             Self::Gemma => "EmbeddingGemma",
             Self::EuroBert => "EuroBERT",
+            Self::Gte => "GTE",
+            Self::JinaRoberta => "XLM-RoBERTa of Jina AI",
         }
     }
 
     /// All families.
     pub fn all() -> impl Iterator<Item = Self> {
-        use EncoderFamily::{
-            Bert, DistilBert, EuroBert, Gemma, JinaBert, ModernBert, MpNet, NomicBert, Roberta,
-        };
-        [Bert, Roberta, MpNet, DistilBert, ModernBert, NomicBert, JinaBert, Gemma, EuroBert]
-            .into_iter()
+        [
+            Self::Bert,
+            Self::Roberta,
+            Self::MpNet,
+            Self::DistilBert,
+            Self::ModernBert,
+            Self::NomicBert,
+            Self::JinaBert,
+            Self::Gemma,
+            Self::EuroBert,
+            Self::Gte,
+            Self::JinaRoberta,
+        ]
+        .into_iter()
     }
 
     pub(super) fn names(self, kind: TensorNames) -> &'static ModuleNames {
@@ -271,6 +313,8 @@ impl EncoderFamily {
             Self::JinaBert => &JINA,
             Self::Gemma => &GEMMA,
             Self::EuroBert => &EUROBERT,
+            Self::Gte => &GTE,
+            Self::JinaRoberta => &JINA_ROBERTA,
         }
     }
 }

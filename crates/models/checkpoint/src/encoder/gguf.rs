@@ -7,8 +7,8 @@
 //! transformers.
 
 use super::{
-    EncoderActivation, EncoderConfig, EncoderFamily, EncoderLayer, EncoderNorm, LearnedPositions,
-    NormOrder, ScoreBias, TensorNames,
+    EncoderActivation, EncoderConfig, EncoderFamily, EncoderLayer, EncoderNorm, EncoderRope,
+    LearnedPositions, NormOrder, ScoreBias, TensorNames,
 };
 use crate::config::LAYERS_MAX;
 use crate::config::gguf::Metadata;
@@ -125,13 +125,13 @@ fn layers(keys: &Metadata<'_>, family: EncoderFamily) -> Result<Vec<EncoderLayer
         let expected = format!("an integer from 1 to {LAYERS_MAX}");
         return Err(keys.invalid("block_count", &expected, count));
     }
-    let theta = keys.float("rope.freq_base")?.unwrap_or(ROPE_THETA);
+    let rope = EncoderRope::unscaled(keys.float("rope.freq_base")?.unwrap_or(ROPE_THETA));
     let full = match family {
         EncoderFamily::NomicBert
         | EncoderFamily::ModernBert
         | EncoderFamily::Gemma
-        | EncoderFamily::EuroBert => EncoderLayer { rope_theta: Some(theta), window: None },
-        _ => EncoderLayer { rope_theta: None, window: None },
+        | EncoderFamily::EuroBert => EncoderLayer { rope: Some(rope), window: None },
+        _ => EncoderLayer { rope: None, window: None },
     };
     // Every such layer sees all positions, the first or the last one of a group.
     let (step, last) = match family {
@@ -141,8 +141,8 @@ fn layers(keys: &Metadata<'_>, family: EncoderFamily) -> Result<Vec<EncoderLayer
     };
     // The file has the length of the whole window.
     let window = Some(keys.required_size("attention.sliding_window")? / 2);
-    let theta = keys.float("rope.freq_base_swa")?.unwrap_or(ROPE_THETA);
-    let sliding = EncoderLayer { rope_theta: Some(theta), window };
+    let rope = EncoderRope::unscaled(keys.float("rope.freq_base_swa")?.unwrap_or(ROPE_THETA));
+    let sliding = EncoderLayer { rope: Some(rope), window };
     let key = "attention.sliding_window_pattern";
     let is_local: Vec<bool> = match keys.value(key) {
         Some(Value::Bools(flags)) if flags.len() == count => flags.clone(),

@@ -202,11 +202,11 @@ impl HeadConfig {
             activation: HeadActivation::Identity,
         };
         let layers = match family {
-            EncoderFamily::Bert => vec![
+            EncoderFamily::Bert | EncoderFamily::Gte => vec![
                 square(&format!("{prefix}pooler.dense"), true, HeadActivation::Tanh),
                 last("classifier"),
             ],
-            EncoderFamily::Roberta | EncoderFamily::MpNet => vec![
+            EncoderFamily::Roberta | EncoderFamily::JinaRoberta | EncoderFamily::MpNet => vec![
                 square("classifier.dense", true, HeadActivation::Tanh),
                 last("classifier.out_proj"),
             ],

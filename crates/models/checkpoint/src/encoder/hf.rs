@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use super::{
-    EncoderActivation, EncoderConfig, EncoderFamily, EncoderLayer, EncoderNorm, LearnedPositions,
-    NormOrder, ScoreBias, TensorNames,
+    EncoderActivation, EncoderConfig, EncoderFamily, EncoderLayer, EncoderNorm, EncoderRope,
+    LearnedPositions, NormOrder, ScoreBias, TensorNames,
 };
 use crate::config::{Keys, LAYERS_MAX};
 use crate::error::ModelError;
@@ -13,15 +13,19 @@ use crate::error::ModelError;
 const MPNET_BUCKETS: usize = 32;
 const MPNET_DISTANCE: usize = 128;
 
-/// The family of the model with this `config.json`; `None` if it is not an encoder. JinaBERT has the
-/// `model_type` of BERT, and its own class.
+/// The family of the model with this `config.json`; `None` if it is not an encoder. The models of
+/// Jina AI have the `model_type` of BERT or XLM-RoBERTa, and classes of their own.
 pub(crate) fn family(config: &Value) -> Option<EncoderFamily> {
     let family = EncoderFamily::of_model_type(config.get("model_type")?.as_str()?)?;
     let class = config["architectures"][0].as_str().unwrap_or_default();
+    let code = config["auto_map"]["AutoConfig"].as_str().unwrap_or_default();
     match family {
         // The same `model_type` is a language model otherwise.
         EncoderFamily::Gemma if config["use_bidirectional_attention"] != true => None,
         EncoderFamily::Bert if class.starts_with("JinaBert") => Some(EncoderFamily::JinaBert),
+        EncoderFamily::Roberta if code.ends_with(".XLMRobertaFlashConfig") => {
+            Some(EncoderFamily::JinaRoberta)
+        }
         other => Some(other),
     }
 }
@@ -48,6 +52,8 @@ pub(crate) fn parse(
         EncoderFamily::JinaBert => jina_bert(&keys)?,
         EncoderFamily::Gemma => gemma(&keys)?,
         EncoderFamily::EuroBert => eurobert(&keys)?,
+        EncoderFamily::Gte => gte(&keys)?,
+        EncoderFamily::JinaRoberta => jina_roberta(&keys)?,
     };
     config.check(file)?;
     Ok(config)
@@ -90,7 +96,7 @@ fn layers(
     Ok(vec![layer; count])
 }
 
-const PLAIN: EncoderLayer = EncoderLayer { rope_theta: None, window: None };
+const PLAIN: EncoderLayer = EncoderLayer { rope: None, window: None };
 
 fn activation(keys: &Keys<'_>, key: &str) -> Result<EncoderActivation, ModelError> {
     match keys.text(key)? {
@@ -175,6 +181,59 @@ fn jina_bert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
         inner_bias: false,
         ..config
     })
+}
+
+/// XLM-RoBERTa in the files of Jina AI. Models with matrices for single tasks are not implemented.
+fn jina_roberta(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
+    check_absent(keys, &["lora_adaptations"])?;
+    if !matches!(keys.text("position_embedding_type")?, None | Some("absolute")) {
+        return Err(keys.unsupported("position_embedding_type", "`absolute`"));
+    }
+    bert(keys, EncoderFamily::JinaRoberta, Some(padding_id(keys)?))
+}
+
+/// GTE: BERT with a rotary embedding instead of learned positions, and gated MLPs.
+fn gte(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
+    if keys.text("position_embedding_type")? == Some("absolute") {
+        return Err(keys.unsupported("position_embedding_type", "`rope`"));
+    }
+    check_function(keys, "layer_norm_type", "layer_norm")?;
+    check_function(keys, "hidden_act", "gelu")?;
+    for key in ["logn_attention_scale", "logn_attention_clip1"] {
+        if keys.flag(key)? == Some(true) {
+            return Err(keys.unsupported(key, "false"));
+        }
+    }
+    let config = bert(keys, EncoderFamily::Gte, None)?;
+    let layer = EncoderLayer { rope: Some(gte_rope(keys, config.head_dim)?), window: None };
+    Ok(EncoderConfig {
+        token_types: keys.count("type_vocab_size")?.unwrap_or(1),
+        learned_positions: None,
+        activation: EncoderActivation::GeluGate,
+        inner_bias: false,
+        layers: vec![layer; config.layers.len()],
+        ..config
+    })
+}
+
+/// The rotary embedding of GTE. The published files scale it by `ntk` with the factor `s`: the base
+/// is `s` times as large, and the frequencies are divided by `s^(2 / head_dim)`, for texts of any
+/// length.
+fn gte_rope(keys: &Keys<'_>, head_dim: usize) -> Result<EncoderRope, ModelError> {
+    if let Some(rope) = keys.object("rope_parameters")? {
+        return Ok(EncoderRope::unscaled(unscaled_theta(&rope, 160_000.0)?));
+    }
+    let theta = keys.positive("rope_theta")?.unwrap_or(10_000.0);
+    let Some(scaling) = keys.object("rope_scaling")? else {
+        return Ok(EncoderRope::unscaled(theta));
+    };
+    check_absent(&scaling, &["mixed_b"])?;
+    let kind = scaling.name_of(["type", "rope_type"]);
+    if scaling.text(kind)? != Some("ntk") {
+        return Err(scaling.unsupported(kind, "`ntk`"));
+    }
+    let factor = scaling.positive("factor")?.unwrap_or(1.0);
+    Ok(EncoderRope { theta: theta * factor, divisor: factor.powf(2.0 / head_dim as f64) })
 }
 
 fn distilbert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
@@ -287,8 +346,8 @@ fn gemma(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     let global = theta(keys, "full_attention", "rope_theta", 1e6)?;
     let local = theta(keys, "sliding_attention", "rope_local_base_freq", 1e4)?;
     let window = Some(keys.size("sliding_window")?.unwrap_or(4096) / 2);
-    let full = EncoderLayer { rope_theta: Some(global), window: None };
-    let sliding = EncoderLayer { rope_theta: Some(local), window };
+    let full = EncoderLayer { rope: Some(EncoderRope::unscaled(global)), window: None };
+    let sliding = EncoderLayer { rope: Some(EncoderRope::unscaled(local)), window };
     let step = keys.name_of(["sliding_window_pattern", "_sliding_window_pattern"]);
     let step = keys.size(step)?.unwrap_or(6);
     let layers = alternating(keys, [full, sliding], |index| (index + 1).is_multiple_of(step))?;
@@ -335,7 +394,7 @@ fn eurobert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
         Some(rope) => unscaled_theta(&rope, THETA)?,
         None => keys.positive("rope_theta")?.unwrap_or(THETA),
     };
-    let layer = EncoderLayer { rope_theta: Some(theta), window: None };
+    let layer = EncoderLayer { rope: Some(EncoderRope::unscaled(theta)), window: None };
     let head_dim = keys.size("head_dim")?.unwrap_or(hidden_size / heads);
     let mlp_bias = keys.flag("mlp_bias")?.unwrap_or(false);
     Ok(EncoderConfig {
@@ -376,8 +435,8 @@ fn modernbert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     let global = theta(keys, "full_attention", "global_rope_theta", 160_000.0)?;
     let local = theta(keys, "sliding_attention", "local_rope_theta", 10_000.0)?;
     let window = Some(keys.size("local_attention")?.unwrap_or(128) / 2);
-    let full = EncoderLayer { rope_theta: Some(global), window: None };
-    let sliding = EncoderLayer { rope_theta: Some(local), window };
+    let full = EncoderLayer { rope: Some(EncoderRope::unscaled(global)), window: None };
+    let sliding = EncoderLayer { rope: Some(EncoderRope::unscaled(local)), window };
     let step = keys.size("global_attn_every_n_layers")?.unwrap_or(3);
     let layers = alternating(keys, [full, sliding], |index| index.is_multiple_of(step))?;
     let mlp_bias = keys.flag("mlp_bias")?.unwrap_or(false);
@@ -449,7 +508,7 @@ fn nomic_bert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
         None => None,
     };
     let theta = keys.positive("rotary_emb_base")?.or(newer).unwrap_or(1000.0);
-    let layer = EncoderLayer { rope_theta: Some(theta), window: None };
+    let layer = EncoderLayer { rope: Some(EncoderRope::unscaled(theta)), window: None };
     // Longer texts need the dynamic scaling of the angles, which is not implemented.
     let positions = keys.name_of(["max_trained_positions", "max_position_embeddings"]);
     let max_positions = match keys.size(positions)? {
@@ -529,7 +588,7 @@ mod tests {
         assert_eq!(config, read(&newer).expect("valid"));
         let windows: Vec<_> = config.layers.iter().map(|layer| layer.window).collect();
         assert_eq!(windows, [None, Some(64), Some(64)]);
-        assert_eq!(config.layers[0].rope_theta, Some(160000.0));
+        assert_eq!(config.layers[0].rope, Some(EncoderRope::unscaled(160000.0)));
         let mut nomic = small("nomic_bert");
         for (newer, older) in [
             ("hidden_size", "n_embd"),
@@ -541,7 +600,10 @@ mod tests {
         }
         nomic["rotary_emb_base"] = json!(1000);
         let config = read(&nomic).expect("valid");
-        assert_eq!((config.inner_size, config.layers[0].rope_theta), (64, Some(1000.0)));
+        assert_eq!(
+            (config.inner_size, config.layers[0].rope),
+            (64, Some(EncoderRope::unscaled(1000.0)))
+        );
     }
 
     /// Goal: values out of range, and options that would change the output, are refused by their key
@@ -578,11 +640,21 @@ mod tests {
             ("eurobert", "num_key_value_heads", json!(3)),
             ("eurobert", "rope_scaling", json!({"factor": 2.0})),
             ("eurobert", "rope_parameters", json!({"rope_type": "yarn"})),
+            ("new", "position_embedding_type", json!("absolute")),
+            ("new", "layer_norm_type", json!("rms_norm")),
+            ("new", "logn_attention_scale", json!(true)),
+            ("new", "rope_scaling", json!({"type": "dynamic", "factor": 2.0})),
+            ("gte", "rope_parameters", json!({"rope_type": "yarn"})),
         ] {
             let mut config = small(kind);
             config[key] = value.clone();
             let error = read(&config).expect_err(key);
-            let related = ["num_attention_heads", "max_position_embeddings", "rope_type"];
+            let related = [
+                "num_attention_heads",
+                "max_position_embeddings",
+                "rope_type",
+                "rope_scaling.type",
+            ];
             let named = error.contains(&format!("`{key}`"))
                 || related.iter().any(|key| error.contains(key));
             assert!(named, "{key}: {value}: {error}");

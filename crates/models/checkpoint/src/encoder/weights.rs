@@ -227,7 +227,17 @@ impl EncoderConfig {
     pub(crate) fn prepare(&mut self, weights: &mut Weights) -> Result<(), ModelError> {
         let names = self.family.names(self.names);
         let end = format!("{}.weight", names.tokens);
-        let prefixes = ["", "bert.", "roberta.", "mpnet.", "distilbert.", "model.", "nomic_bert."];
+        let prefixes = [
+            "",
+            "bert.",
+            "roberta.",
+            "mpnet.",
+            "distilbert.",
+            "model.",
+            "nomic_bert.",
+            "gte.",
+            "new.",
+        ];
         let found = prefixes.iter().find(|prefix| weights.contains(&format!("{prefix}{end}")));
         // `check` reports the missing embedding.
         (*found.unwrap_or(&"")).clone_into(&mut self.prefix);
@@ -259,6 +269,7 @@ impl EncoderConfig {
             };
             add(names.fused_qkv, layer.qkv.into());
             let EncoderMlpWeights { gate, up, down: _ } = layer.mlp;
+            add(names.fused_up_gate, [up.clone()].into_iter().chain(gate.clone()).collect());
             add(names.fused_gate_up, gate.into_iter().chain([up]).collect());
         }
         weights.split_stacked(stacked)

@@ -92,7 +92,13 @@ pub(crate) fn load(
     let mut config = encoder::parse(&file, value, family)?;
     let keys = Keys::root(&file, value)?;
     // The code of these is implemented.
-    let implemented = [EncoderFamily::NomicBert, EncoderFamily::JinaBert, EncoderFamily::EuroBert];
+    let implemented = [
+        EncoderFamily::NomicBert,
+        EncoderFamily::JinaBert,
+        EncoderFamily::EuroBert,
+        EncoderFamily::Gte,
+        EncoderFamily::JinaRoberta,
+    ];
     if !implemented.contains(&family) {
         embedding::refuse_own_code(&keys)?;
     }
