@@ -1,6 +1,8 @@
 //! The gains of cost-aware admission over simpler policies, in simulations with the calibration
 //! `100m`.
 
+use std::thread;
+
 use stolon_benches::cost::CostModel;
 use stolon_benches::report::Summary;
 use stolon_benches::simulation::{capacity, simulate};
@@ -28,7 +30,9 @@ fn compare(workload: Workload, load: f64, seed: u64) -> [Summary; 2] {
     let cost = CostModel::named("100m").expect("a built-in calibration");
     let spec = workload.spec(8, VOCAB_SIZE);
     let aware = config(AdmissionPolicy::Cost, false);
-    let rate = load * capacity(workload, &spec, &aware, &cost, seed).expect("it runs");
+    let capacity = || capacity(workload, &spec, &aware, &cost, seed).expect("it runs");
+    // All at once at any capacity.
+    let rate = if load.is_infinite() { load } else { load * capacity() };
     let plan = workload.conversations(rate, VOCAB_SIZE, seed);
     [config(AdmissionPolicy::Fcfs, true), aware].map(|config| {
         let run = simulate(&plan, spec.clone(), config, &cost).expect("it runs");
@@ -43,9 +47,13 @@ fn compare(workload: Workload, load: f64, seed: u64) -> [Summary; 2] {
 /// first served.
 #[test]
 fn four_times_as_many_run_at_once() {
+    let runs = thread::scope(|scope| {
+        let run = |seed| compare(Workload::SharedSystemPrompt, f64::INFINITY, seed);
+        let threads: Vec<_> = (0..5).map(|seed| scope.spawn(move || run(seed))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("it runs")).collect::<Vec<_>>()
+    });
     let (mut few, mut many) = (0.0, 0.0);
-    for seed in 0..5 {
-        let [conservative, aware] = compare(Workload::SharedSystemPrompt, f64::INFINITY, seed);
+    for [conservative, aware] in runs {
         few += conservative.running_mean;
         many += aware.running_mean;
         assert!(aware.ttft_ms.p50 * 3.0 <= conservative.ttft_ms.p50, "{aware:?} {conservative:?}");

@@ -107,49 +107,81 @@ fn activation(keys: &Keys<'_>, key: &str) -> Result<EncoderActivation, ModelErro
     }
 }
 
+/// The keys of the sizes that every encoder has.
+struct SizeKeys {
+    hidden: &'static str,
+    heads: &'static str,
+    inner: &'static str,
+    layers: &'static str,
+}
+
+const SIZES: SizeKeys = SizeKeys {
+    hidden: "hidden_size",
+    heads: "num_attention_heads",
+    inner: "intermediate_size",
+    layers: "num_hidden_layers",
+};
+
+/// The layers of BERT, without positions and token types. Other families change what they have of
+/// their own.
+fn base(
+    keys: &Keys<'_>,
+    family: EncoderFamily,
+    sizes: &SizeKeys,
+) -> Result<EncoderConfig, ModelError> {
+    let (hidden_size, heads) = (keys.required(sizes.hidden)?, keys.required(sizes.heads)?);
+    let head_dim = hidden_size / heads;
+    Ok(EncoderConfig {
+        family,
+        names: TensorNames::HuggingFace,
+        prefix: String::new(),
+        vocab_size: keys.required("vocab_size")?,
+        token_types: 0,
+        hidden_size,
+        max_positions: keys.size("max_position_embeddings")?.unwrap_or(512),
+        learned_positions: None,
+        score_bias: None,
+        embedding_scale: None,
+        embedding_norm: true,
+        norm: EncoderNorm::Layer,
+        norm_eps: 1e-12,
+        norm_bias: true,
+        order: NormOrder::After,
+        heads,
+        kv_heads: heads,
+        head_dim,
+        head_norms: false,
+        score_scale: score_scale(head_dim),
+        attention_bias: true,
+        inner_size: keys.required(sizes.inner)?,
+        activation: EncoderActivation::Gelu,
+        inner_bias: true,
+        down_bias: true,
+        layers: layers(keys, sizes.layers, PLAIN)?,
+    })
+}
+
 /// BERT, and RoBERTa with a `padding_id`.
 fn bert(
     keys: &Keys<'_>,
     family: EncoderFamily,
     padding_id: Option<u32>,
 ) -> Result<EncoderConfig, ModelError> {
-    let rows = keys.size("max_position_embeddings")?.unwrap_or(512);
-    let (hidden_size, heads) =
-        (keys.required("hidden_size")?, keys.required("num_attention_heads")?);
-    if keys.size("embedding_size")?.is_some_and(|size| size != hidden_size) {
+    let config = base(keys, family, &SIZES)?;
+    if keys.size("embedding_size")?.is_some_and(|size| size != config.hidden_size) {
         return Err(keys.unsupported("embedding_size", "hidden_size"));
     }
-    let first = padding_id.map_or(0, |id| id as usize + 1);
+    let (rows, first) = (config.max_positions, padding_id.map_or(0, |id| id as usize + 1));
     if rows <= first {
         return Err(keys.invalid("max_position_embeddings", &format!("more than {first}")));
     }
     Ok(EncoderConfig {
-        family,
-        names: TensorNames::HuggingFace,
-        prefix: String::new(),
-        vocab_size: keys.required("vocab_size")?,
         token_types: keys.count("type_vocab_size")?.unwrap_or(2),
-        hidden_size,
         max_positions: rows - first,
         learned_positions: Some(LearnedPositions { rows, padding_id }),
-        score_bias: None,
-        embedding_scale: None,
-        embedding_norm: true,
-        norm: EncoderNorm::Layer,
         norm_eps: keys.positive_f32("layer_norm_eps")?.unwrap_or(1e-12),
-        norm_bias: true,
-        order: NormOrder::After,
-        heads,
-        kv_heads: heads,
-        head_dim: hidden_size / heads,
-        head_norms: false,
-        score_scale: score_scale(hidden_size / heads),
-        attention_bias: true,
-        inner_size: keys.required("intermediate_size")?,
         activation: activation(keys, "hidden_act")?,
-        inner_bias: true,
-        down_bias: true,
-        layers: layers(keys, "num_hidden_layers", PLAIN)?,
+        ..config
     })
 }
 
@@ -237,35 +269,14 @@ fn gte_rope(keys: &Keys<'_>, head_dim: usize) -> Result<EncoderRope, ModelError>
 }
 
 fn distilbert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
-    let rows = keys.size("max_position_embeddings")?.unwrap_or(512);
-    let (hidden_size, heads) = (keys.required("dim")?, keys.required("n_heads")?);
+    let sizes =
+        SizeKeys { hidden: "dim", heads: "n_heads", inner: "hidden_dim", layers: "n_layers" };
+    let config = base(keys, EncoderFamily::DistilBert, &sizes)?;
+    let rows = config.max_positions;
     Ok(EncoderConfig {
-        family: EncoderFamily::DistilBert,
-        names: TensorNames::HuggingFace,
-        prefix: String::new(),
-        vocab_size: keys.required("vocab_size")?,
-        token_types: 0,
-        hidden_size,
-        max_positions: rows,
         learned_positions: Some(LearnedPositions { rows, padding_id: None }),
-        score_bias: None,
-        embedding_scale: None,
-        embedding_norm: true,
-        norm: EncoderNorm::Layer,
-        norm_eps: 1e-12,
-        norm_bias: true,
-        order: NormOrder::After,
-        heads,
-        kv_heads: heads,
-        head_dim: hidden_size / heads,
-        head_norms: false,
-        score_scale: score_scale(hidden_size / heads),
-        attention_bias: true,
-        inner_size: keys.required("hidden_dim")?,
         activation: activation(keys, "activation")?,
-        inner_bias: true,
-        down_bias: true,
-        layers: layers(keys, "n_layers", PLAIN)?,
+        ..config
     })
 }
 
@@ -339,10 +350,9 @@ fn alternating(
 
 /// Gemma 3 with attention in both directions. The window in the file has both sides.
 fn gemma(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
-    let (hidden_size, heads) =
-        (keys.required("hidden_size")?, keys.required("num_attention_heads")?);
     check_absent(keys, &["rope_scaling", "attn_logit_softcapping"])?;
     check_function(keys, "hidden_activation", "gelu_pytorch_tanh")?;
+    let config = base(keys, EncoderFamily::Gemma, &SIZES)?;
     let global = theta(keys, "full_attention", "rope_theta", 1e6)?;
     let local = theta(keys, "sliding_attention", "rope_local_base_freq", 1e4)?;
     let window = Some(keys.size("sliding_window")?.unwrap_or(4096) / 2);
@@ -350,44 +360,33 @@ fn gemma(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     let sliding = EncoderLayer { rope: Some(EncoderRope::unscaled(local)), window };
     let step = keys.name_of(["sliding_window_pattern", "_sliding_window_pattern"]);
     let step = keys.size(step)?.unwrap_or(6);
-    let layers = alternating(keys, [full, sliding], |index| (index + 1).is_multiple_of(step))?;
     let scalar = keys.positive_f32("query_pre_attn_scalar")?.unwrap_or(256.0);
     Ok(EncoderConfig {
-        family: EncoderFamily::Gemma,
-        names: TensorNames::HuggingFace,
-        prefix: String::new(),
-        vocab_size: keys.required("vocab_size")?,
-        token_types: 0,
-        hidden_size,
         max_positions: keys.required("max_position_embeddings")?,
-        learned_positions: None,
-        score_bias: None,
-        embedding_scale: Some((hidden_size as f32).sqrt()),
+        embedding_scale: Some((config.hidden_size as f32).sqrt()),
         embedding_norm: false,
         norm: EncoderNorm::Rms { offset: 1.0 },
         norm_eps: keys.positive_f32("rms_norm_eps")?.unwrap_or(1e-6),
         norm_bias: false,
         order: NormOrder::Around,
-        heads,
-        kv_heads: keys.size("num_key_value_heads")?.unwrap_or(heads),
+        kv_heads: keys.size("num_key_value_heads")?.unwrap_or(config.heads),
         head_dim: keys.size("head_dim")?.unwrap_or(256),
         head_norms: true,
         score_scale: 1.0 / scalar.sqrt(),
         attention_bias: keys.flag("attention_bias")?.unwrap_or(false),
-        inner_size: keys.required("intermediate_size")?,
         activation: EncoderActivation::GeluTanhGate,
         inner_bias: false,
         down_bias: false,
-        layers,
+        layers: alternating(keys, [full, sliding], |index| (index + 1).is_multiple_of(step))?,
+        ..config
     })
 }
 
 /// EuroBERT: the layers of Llama without a causal mask.
 fn eurobert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
-    let (hidden_size, heads) =
-        (keys.required("hidden_size")?, keys.required("num_attention_heads")?);
     check_function(keys, "hidden_act", "silu")?;
     check_absent(keys, &["rope_scaling"])?;
+    let config = base(keys, EncoderFamily::EuroBert, &SIZES)?;
     // The default of the published code.
     const THETA: f64 = 10_000.0;
     let theta = match keys.object("rope_parameters")? {
@@ -395,87 +394,62 @@ fn eurobert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
         None => keys.positive("rope_theta")?.unwrap_or(THETA),
     };
     let layer = EncoderLayer { rope: Some(EncoderRope::unscaled(theta)), window: None };
-    let head_dim = keys.size("head_dim")?.unwrap_or(hidden_size / heads);
+    let head_dim = keys.size("head_dim")?.unwrap_or(config.head_dim);
     let mlp_bias = keys.flag("mlp_bias")?.unwrap_or(false);
     Ok(EncoderConfig {
-        family: EncoderFamily::EuroBert,
-        names: TensorNames::HuggingFace,
-        prefix: String::new(),
-        vocab_size: keys.required("vocab_size")?,
-        token_types: 0,
-        hidden_size,
         max_positions: keys.size("max_position_embeddings")?.unwrap_or(8192),
-        learned_positions: None,
-        score_bias: None,
-        embedding_scale: None,
         embedding_norm: false,
         norm: EncoderNorm::Rms { offset: 0.0 },
         norm_eps: keys.positive_f32("rms_norm_eps")?.unwrap_or(1e-5),
         norm_bias: false,
         order: NormOrder::Before,
-        heads,
-        kv_heads: keys.size("num_key_value_heads")?.unwrap_or(heads),
+        kv_heads: keys.size("num_key_value_heads")?.unwrap_or(config.heads),
         head_dim,
-        head_norms: false,
         score_scale: score_scale(head_dim),
         attention_bias: keys.flag("attention_bias")?.unwrap_or(false),
-        inner_size: keys.required("intermediate_size")?,
         activation: EncoderActivation::SiluGate,
         inner_bias: mlp_bias,
         down_bias: mlp_bias,
-        layers: layers(keys, "num_hidden_layers", layer)?,
+        layers: vec![layer; config.layers.len()],
+        ..config
     })
 }
 
 fn modernbert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
-    let (hidden_size, heads) =
-        (keys.required("hidden_size")?, keys.required("num_attention_heads")?);
     check_function(keys, "hidden_activation", "gelu")?;
     check_absent(keys, &["rope_scaling"])?;
+    let config = base(keys, EncoderFamily::ModernBert, &SIZES)?;
     let global = theta(keys, "full_attention", "global_rope_theta", 160_000.0)?;
     let local = theta(keys, "sliding_attention", "local_rope_theta", 10_000.0)?;
     let window = Some(keys.size("local_attention")?.unwrap_or(128) / 2);
     let full = EncoderLayer { rope: Some(EncoderRope::unscaled(global)), window: None };
     let sliding = EncoderLayer { rope: Some(EncoderRope::unscaled(local)), window };
     let step = keys.size("global_attn_every_n_layers")?.unwrap_or(3);
-    let layers = alternating(keys, [full, sliding], |index| index.is_multiple_of(step))?;
     let mlp_bias = keys.flag("mlp_bias")?.unwrap_or(false);
     Ok(EncoderConfig {
-        family: EncoderFamily::ModernBert,
-        names: TensorNames::HuggingFace,
-        prefix: String::new(),
-        vocab_size: keys.required("vocab_size")?,
-        token_types: 0,
-        hidden_size,
         max_positions: keys.size("max_position_embeddings")?.unwrap_or(8192),
-        learned_positions: None,
-        score_bias: None,
-        embedding_scale: None,
-        embedding_norm: true,
-        norm: EncoderNorm::Layer,
         norm_eps: keys.positive_f32("norm_eps")?.unwrap_or(1e-5),
         norm_bias: keys.flag("norm_bias")?.unwrap_or(false),
         order: NormOrder::Before,
-        heads,
-        kv_heads: heads,
-        head_dim: hidden_size / heads,
-        head_norms: false,
-        score_scale: score_scale(hidden_size / heads),
         attention_bias: keys.flag("attention_bias")?.unwrap_or(false),
-        inner_size: keys.required("intermediate_size")?,
         activation: EncoderActivation::GeluGate,
         inner_bias: mlp_bias,
         down_bias: mlp_bias,
-        layers,
+        layers: alternating(keys, [full, sliding], |index| index.is_multiple_of(step))?,
+        ..config
     })
 }
 
 /// Nomic BERT, whose published configurations have the names of GPT-2, and the newer ones of
 /// transformers.
 fn nomic_bert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
-    let size = |names: [&str; 2]| keys.required(keys.name_of(names));
-    let (hidden_size, heads) =
-        (size(["n_embd", "hidden_size"])?, size(["n_head", "num_attention_heads"])?);
+    let sizes = SizeKeys {
+        hidden: keys.name_of(["n_embd", "hidden_size"]),
+        heads: keys.name_of(["n_head", "num_attention_heads"]),
+        inner: keys.name_of(["n_inner", "intermediate_size"]),
+        layers: keys.name_of(["n_layer", "num_hidden_layers"]),
+    };
+    let config = base(keys, EncoderFamily::NomicBert, &sizes)?;
     for (key, expected) in [
         ("prenorm", false),
         ("use_rms_norm", false),
@@ -516,35 +490,18 @@ fn nomic_bert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
         None => keys.size("n_positions")?.unwrap_or(2048).min(2048),
     };
     Ok(EncoderConfig {
-        family: EncoderFamily::NomicBert,
-        names: TensorNames::HuggingFace,
-        prefix: String::new(),
-        vocab_size: keys.required("vocab_size")?,
         token_types: keys.count("type_vocab_size")?.unwrap_or(2),
-        hidden_size,
         max_positions,
-        learned_positions: None,
-        score_bias: None,
-        embedding_scale: None,
-        embedding_norm: true,
-        norm: EncoderNorm::Layer,
         norm_eps: match keys.positive_f32("layer_norm_epsilon")? {
             Some(eps) => eps,
             None => keys.positive_f32("layer_norm_eps")?.unwrap_or(1e-12),
         },
-        norm_bias: true,
-        order: NormOrder::After,
-        heads,
-        kv_heads: heads,
-        head_dim: hidden_size / heads,
-        head_norms: false,
-        score_scale: score_scale(hidden_size / heads),
         attention_bias: false,
-        inner_size: size(["n_inner", "intermediate_size"])?,
         activation: EncoderActivation::SiluGate,
         inner_bias: false,
         down_bias: false,
-        layers: layers(keys, keys.name_of(["n_layer", "num_hidden_layers"]), layer)?,
+        layers: vec![layer; config.layers.len()],
+        ..config
     })
 }
 

@@ -52,8 +52,9 @@ fn gguf_types() -> impl Iterator<Item = TensorType> {
     TensorType::ALL.into_iter().filter(|dtype| dtype.gguf_id().is_some())
 }
 
-/// Goal: for each architecture and type, the configuration equals that of config.json, and each
-/// tensor is byte for byte the quantized form of the one in safetensors.
+/// Goal: for each architecture and type, the configuration equals the one of config.json, and each
+/// tensor is byte for byte the quantized form of the one in safetensors. The first architecture has
+/// all types, and each other one a third of them, in turn.
 #[test]
 fn every_type_is_loaded_byte_for_byte() {
     let mut biased = config_json("llama");
@@ -94,9 +95,10 @@ fn every_type_is_loaded_byte_for_byte() {
         config_json("qwen3_vl_text"),
         config_json("qwen3_vl_moe_text"),
     ];
-    for json in cases {
+    for (number, json) in cases.into_iter().enumerate() {
         let (config, weights) = model(&json, 11);
-        for dtype in gguf_types() {
+        let step = if number == 0 { 1 } else { 3 };
+        for dtype in gguf_types().skip(number % step).step_by(step) {
             let dir = tempfile::tempdir().unwrap();
             let loaded = open(&write(dir.path(), &gguf_of(&config, &weights, dtype))).unwrap();
             let mut expected = config.clone();

@@ -194,19 +194,21 @@ fn windows_in_states_change_no_bit() {
 }
 
 /// Goal: logits are batch invariant on every instruction set, with GEMMs that run on several
-/// threads.
+/// threads. The portable loops, which are slow, compute one of the models.
 #[test]
 fn every_instruction_set_is_batch_invariant() {
-    for path in Path::supported() {
+    let paths = Path::supported();
+    for &path in &paths {
         for dtype in [TensorType::F32, TensorType::Bf16] {
             wide("qwen3", dtype, path).check();
         }
-        wide("qwen2_moe", TensorType::Bf16, path).check();
-        wide("qwen3_5", TensorType::Bf16, path).check();
-        wide("falcon_h1", TensorType::Bf16, path).check();
+        if path != Path::PORTABLE {
+            for name in ["qwen2_moe", "qwen3_5", "falcon_h1"] {
+                wide(name, TensorType::Bf16, path).check();
+            }
+        }
     }
     // What these have of their own does not depend on the instruction set.
-    let paths = Path::supported();
     for name in ["gemma4", "gemma4_moe", "moondream2", "moondream3"] {
         wide(name, TensorType::Bf16, paths[paths.len() - 1]).check();
     }

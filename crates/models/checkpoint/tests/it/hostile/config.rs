@@ -1,5 +1,7 @@
 //! Hostile values in `config.json` and `generation_config.json`.
 
+use std::collections::HashSet;
+
 use serde_json::{Value, json};
 
 use super::{MEMORY_MAX, refused, run_within};
@@ -28,13 +30,14 @@ fn hostile() -> Vec<Value> {
     numbers.chain(integers.into_iter().map(|n| json!(n))).chain(others).collect()
 }
 
-/// Goal: no value of any key leads to a panic, a hang, or an allocation in proportion to it.
+/// Goal: no value of any key leads to a panic, a hang, or an allocation in proportion to it. A key
+/// that earlier architectures have, too, gets a third of the values, in turn.
 #[test]
 fn no_value_of_a_key_is_dangerous() {
     let dir = tempfile::tempdir().unwrap();
-    for architecture in
-        ["llama", "gemma3_text", "qwen2_moe", "qwen3_5_text", "nemotron_h", "falcon_h1"]
-    {
+    let mut known = HashSet::new();
+    let names = ["llama", "gemma3_text", "qwen2_moe", "qwen3_5_text", "nemotron_h", "falcon_h1"];
+    for (number, architecture) in names.into_iter().enumerate() {
         let mut config = config_json(architecture);
         for key in [
             "head_dim",
@@ -61,7 +64,8 @@ fn no_value_of_a_key_is_dangerous() {
         write_model(dir.path(), &config_json(architecture), 1);
         let keys: Vec<_> = config.as_object().unwrap().keys().cloned().collect();
         for key in keys {
-            for value in hostile() {
+            let step = if known.insert(key.clone()) { 1 } else { 3 };
+            for value in hostile().into_iter().skip(number % step).step_by(step) {
                 let mut changed = config_json(architecture);
                 changed[&key] = value;
                 write_json(dir.path(), "config.json", &changed);
