@@ -84,16 +84,17 @@ impl Draft {
         text: &Text,
         (config, weights): (&DecoderConfig, &Weights),
     ) -> Result<Self, Error> {
-        let source = draft.source()?;
         let mut options = options.clone();
         (options.mmproj, options.generation, options.max_positions) = (None, None, None);
         options.mtp = false;
+        let named = draft.source()?;
+        let source = stolon_checkpoint::fetched(&named, &options)?;
         let head = stolon_checkpoint::load_draft_head(&source, &options, (config, weights))?;
         match head {
             Some(head) => Ok(Self::Eagle3(head)),
             None => {
                 let model = DraftModel::load(&source, &options, (text, config.vocab_size))?;
-                Ok(Self::Model(model))
+                Ok(Self::Model(DraftModel { id: named.to_string(), ..model }))
             }
         }
     }

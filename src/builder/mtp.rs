@@ -11,8 +11,8 @@ const NAME: &str = "mtp";
 impl EngineBuilder {
     /// Whether the model's own head for multi-token prediction (MTP) guesses tokens of answers
     /// (speculative decoding). Default: false. The files of Qwen3-Next, Qwen3.5, Qwen3.6, GLM-4.5
-    /// to 4.7 and DeepSeek-V3 have such a head, and so have GGUF files that were converted with it.
-    /// A model without one is refused. [`ModelInfo::drafting`](crate::ModelInfo::drafting) says
+    /// to 4.7, DeepSeek-V3 and MiMo-7B have such a head, and so have GGUF files that were converted with
+    /// it. A model without one is refused. [`ModelInfo::drafting`](crate::ModelInfo::drafting) says
     /// whether a model has one.
     ///
     /// The model verifies the guesses, so answers have the same bits with and without, at any

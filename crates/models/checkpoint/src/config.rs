@@ -40,7 +40,7 @@ pub use latent::{LatentConfig, LatentSizes};
 pub use layer::{ConvolutionConfig, LayerConfig, MixerConfig};
 pub use mamba2::Mamba2Config;
 pub use mlp::{Activation, FeedForwardConfig, GateConfig, GateFunction, MlpConfig, PlainFunction};
-pub use mtp::MtpWeights;
+pub use mtp::{MtpInput, MtpWeights};
 pub use norms::{NormKind, NormPlacement, NormsConfig};
 pub(crate) use pairs::AdjacentPairs;
 pub use recurrent::{RecurrentShape, decay_rates};

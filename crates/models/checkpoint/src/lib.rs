@@ -49,8 +49,8 @@ pub use kv::{KvBudget, KvType, WindowKv};
 pub use load::{
     AnyModel, DraftHead, EmbeddingConfig, EmbeddingSizes, EncoderTask, GenerationDefaults,
     ImageModel, LoadOptions, LoadedEncoder, LoadedModel, LoadedScores, PairForm, PromptParts,
-    ReasoningTokens, ScoreTokens, SkillPrompts, SuppressedTokens, TextPrompts, load, load_any,
-    load_draft_head, read_gguf_tokenizer,
+    ReasoningTokens, ScoreTokens, SkillPrompts, SuppressedTokens, TextPrompts, fetched, load,
+    load_any, load_draft_head, read_gguf_tokenizer,
 };
 pub use random::random_model;
 pub use source::ModelSource;

@@ -128,6 +128,21 @@ pub fn load_any(source: &ModelSource, options: &LoadOptions) -> Result<AnyModel,
     Ok(AnyModel::Decoder(model))
 }
 
+/// The same model in files on this machine: downloads what is missing of a model on the hub. Whoever
+/// has to look at the files before it knows how to load them asks the hub only once.
+///
+/// # Errors
+/// [`ModelError::Hub`] with the hub's answer.
+#[cfg_attr(not(feature = "hub"), allow(unused_variables, reason = "the options are the hub's"))]
+pub fn fetched(source: &ModelSource, options: &LoadOptions) -> Result<ModelSource, ModelError> {
+    #[cfg(feature = "hub")]
+    if let ModelSource::Hub { id, revision, file } = source {
+        let path = hub::fetch(id, revision, file.as_deref(), &options.hub)?;
+        return Ok(path.as_path().into());
+    }
+    Ok(source.clone())
+}
+
 #[cfg_attr(
     not(feature = "hub"),
     allow(unused_variables, reason = "the other options are the hub's")

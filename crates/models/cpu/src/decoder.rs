@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use stolon_backend::{StepBatch, StepOutput};
 use stolon_checkpoint::adapter::Site;
-use stolon_checkpoint::config::{DecoderConfig, DecoderWeights, DraftHeadKind};
+use stolon_checkpoint::config::{DecoderConfig, DecoderWeights, DraftHeadKind, MtpInput};
 use stolon_checkpoint::error::ModelError;
 use stolon_checkpoint::{DraftHead, Weights};
 use stolon_kernels::{self as kernels, Epilogue, Path, Product, RowSums, Sink};
@@ -132,16 +132,20 @@ impl Decoder {
         let DraftHead { config, kind, weights, token_ids: _ } = head;
         let mut loader = loader_of(weights);
         let input = HeadInput::load(&kind, &config, &mut loader)?;
+        let read = match &kind {
+            DraftHeadKind::Mtp => match config.mtp_weights().input {
+                MtpInput::TokenFirst => None,
+                MtpInput::StateFirst => Some(vec![self.layers.len()]),
+            },
+            DraftHeadKind::Eagle3(eagle3) => Some(eagle3.layers.clone()),
+        };
         let weights = kind.decoder_weights(&config);
         let embedding = has_embedding.then(|| loader.table(&weights.embedding)).transpose()?;
         let output = weights.head.as_ref().filter(|_| has_output);
         let head = output.map(|output| loader.matrix(output)).transpose()?;
         let tokens = TokenMatrices::OfHead { model: Arc::clone(&self.tokens), embedding, head };
         let head = Self::load_with((config, weights), tokens, loader)?;
-        self.record_states(match kind {
-            DraftHeadKind::Mtp => None,
-            DraftHeadKind::Eagle3(eagle3) => Some(eagle3.layers),
-        });
+        self.record_states(read);
         Ok(Self { head_input: Some(input), ..head })
     }
 

@@ -4,7 +4,7 @@ mod experts;
 mod rotation;
 mod table;
 
-use super::{DeltaNetConfig, GateFunction, LatentSizes, NormKind, NormPlacement, QkNorm};
+use super::{DeltaNetConfig, GateFunction, LatentSizes, MtpInput, NormKind, NormPlacement, QkNorm};
 pub(crate) use experts::Scores;
 pub(super) use experts::{ExpertLayers, ExpertsDefaults, GroupScore, Shared};
 pub(crate) use rotation::Rotation;
@@ -19,7 +19,7 @@ pub enum Architecture {
     Mistral,
     /// Ministral 3: queries have a factor that grows with the position.
     Ministral3,
-    /// Qwen2 and Qwen2.5: the projections of q, k and v have biases.
+    /// Qwen2, Qwen2.5 and MiMo: the projections of q, k and v have biases.
     Qwen2,
     /// Qwen3: q and k of each head are normalized.
     Qwen3,
@@ -195,9 +195,9 @@ pub(crate) struct Description {
     /// Gated DeltaNet or Kimi Delta Attention instead of attention in most layers, with the sizes
     /// if keys are missing.
     pub(super) delta_net: Option<DeltaNetConfig>,
-    /// Whether files may have a head for multi-token prediction with a layer as the last one with
-    /// full or latent attention.
-    pub(super) mtp: bool,
+    /// The input of a head for multi-token prediction with a layer as the last one with full or latent
+    /// attention, if files may have one.
+    pub(super) mtp: Option<MtpInput>,
     pub(crate) gguf: Gguf,
 }
 

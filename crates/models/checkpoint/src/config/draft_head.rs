@@ -5,6 +5,7 @@
 
 use super::eagle3::Eagle3Config;
 use super::{DecoderConfig, DecoderWeights, TensorSpec};
+use crate::error::ModelError;
 
 /// The kind of a draft head.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,6 +15,25 @@ pub enum DraftHeadKind {
     Mtp,
     /// An EAGLE-3 head, which reads the hidden states after several layers.
     Eagle3(Eagle3Config),
+}
+
+/// The error for a file that guesses tokens for another model and is not supported, if it is one.
+/// `key` of the file has the name of its architecture or class.
+pub(super) fn refused(file: &str, key: &str, name: &str) -> Option<ModelError> {
+    let lower = name.to_ascii_lowercase();
+    let is_eagle = lower.starts_with("eagle") && lower.ends_with("forcausallm")
+        || lower.ends_with("forcausallmeagle");
+    let reason = match &*lower {
+        "eagle3" => "EAGLE-3 heads are read from safetensors files only",
+        "gemma4_assistant" | "gemma4-assistant" => {
+            "assistants of Gemma 4, which read the keys and values of their model, are not supported"
+        }
+        _ if is_eagle || ["dflash", "dspark"].iter().any(|kind| lower.contains(kind)) => {
+            "heads of EAGLE-1, EAGLE-2, DFlash and DSpark are not supported"
+        }
+        _ => return None,
+    };
+    Some(ModelError::unsupported(file, key, format!("a language model; {reason}"), name))
 }
 
 impl DraftHeadKind {

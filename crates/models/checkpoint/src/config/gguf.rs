@@ -25,7 +25,7 @@ use super::architecture::{AttentionScale, Description, Dialect, Gate};
 use super::{
     Activation, Architecture, AttentionConfig, DecoderConfig, FeedForwardConfig, GateFunction,
     KeysAndValues, LatentConfig, LatentSizes, LayerConfig, MlpConfig, NormKind, NormsConfig,
-    PlainFunction, QkNorm, TensorRole, TensorSpec,
+    PlainFunction, QkNorm, TensorRole, TensorSpec, draft_head,
 };
 use crate::error::{ModelError, quoted};
 use crate::gguf::{Header, Value};
@@ -267,7 +267,12 @@ fn vocab_size(header: &Header, hidden_size: usize) -> Result<usize, ModelError> 
 
 /// The architecture, and its name in the file, which is also the prefix of keys.
 pub(crate) fn architecture(header: &Header) -> Result<(Architecture, &str), ModelError> {
-    let value = header.metadata.get("general.architecture");
+    let key = "general.architecture";
+    let value = header.metadata.get(key);
+    let name = value.and_then(Value::as_text).unwrap_or_default();
+    if let Some(error) = draft_head::refused(&header.file, key, name) {
+        return Err(error);
+    }
     let known = value.and_then(Value::as_text).and_then(|name| {
         let architecture = Architecture::from_gguf(name)?;
         let window = header.metadata.get(&format!("{name}.attention.sliding_window"));

@@ -26,7 +26,7 @@ use super::keys::Keys;
 use super::quantization::{self, Quantization};
 use super::{
     Architecture, AttentionConfig, DecoderConfig, KeysAndValues, LatentConfig, LatentSizes,
-    LayerConfig, NormsConfig, QkNorm, QueryScaling,
+    LayerConfig, NormsConfig, QkNorm, QueryScaling, draft_head,
 };
 use crate::error::{ModelError, quoted};
 use falcon::Factors;
@@ -116,6 +116,12 @@ fn architecture(root: &Keys<'_>) -> Result<Architecture, ModelError> {
         Some(text) => text.text("model_type")?,
         None => None,
     };
+    for (key, name) in [("architectures", class), ("model_type", model_type)] {
+        let refused = name.and_then(|name| draft_head::refused(root.file, key, name));
+        if let Some(error) = refused {
+            return Err(error);
+        }
+    }
     let known = match (model_type, class) {
         (Some(name), _) => Architecture::from_model_type(name)
             .or_else(|| Architecture::in_multimodal(name, text_type?)),

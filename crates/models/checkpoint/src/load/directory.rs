@@ -210,7 +210,7 @@ fn omit_prediction(weights: &mut Weights, layers: usize) {
     let is_other = |name: &str| {
         let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         let layer = layer.and_then(|(layer, _)| layer.parse::<usize>().ok());
-        ["mtp.", "model.mtp."].iter().any(|prefix| name.starts_with(prefix))
+        ["mtp.", "model.mtp.", "model.mtp_layers."].iter().any(|prefix| name.starts_with(prefix))
             || layer.is_some_and(|layer| layer >= layers)
     };
     let names: Vec<String> =

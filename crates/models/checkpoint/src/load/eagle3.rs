@@ -1,10 +1,8 @@
 //! Loads an EAGLE-3 head for a model, from the head's own directory or repository.
 
-use std::path::PathBuf;
-
 use super::draft_head::DraftHead;
 use super::head::{EMBEDDING, HEAD};
-use super::{LoadOptions, directory};
+use super::{LoadOptions, directory, fetched};
 use crate::config::eagle3::{fit, is_eagle3, parse};
 use crate::config::{DecoderConfig, DraftHeadKind, Eagle3Config};
 use crate::error::ModelError;
@@ -26,7 +24,7 @@ pub fn load_draft_head(
     options: &LoadOptions,
     (model, model_weights): (&DecoderConfig, &Weights),
 ) -> Result<Option<DraftHead>, ModelError> {
-    let Some(path) = directory_of(source, options)? else { return Ok(None) };
+    let ModelSource::Directory(path) = fetched(source, options)? else { return Ok(None) };
     let Some(value) = optional(directory::read_config(&path))? else { return Ok(None) };
     if !is_eagle3(&value) {
         return Ok(None);
@@ -44,26 +42,6 @@ pub fn load_draft_head(
     }
     let kind = DraftHeadKind::Eagle3(config);
     Ok(Some(DraftHead { config: decoder, kind, weights, token_ids }))
-}
-
-/// The directory with the files of `source`, if it may have an EAGLE-3 head.
-fn directory_of(
-    source: &ModelSource,
-    #[cfg_attr(
-        not(feature = "hub"),
-        allow(unused_variables, reason = "the options are the hub's")
-    )]
-    options: &LoadOptions,
-) -> Result<Option<PathBuf>, ModelError> {
-    match source {
-        ModelSource::Directory(path) => Ok(Some(path.clone())),
-        #[cfg(feature = "hub")]
-        ModelSource::Hub { id, revision, file } => {
-            let path = crate::hub::fetch(id, revision, file.as_deref(), &options.hub)?;
-            Ok(Some(path).filter(|path| path.is_dir()))
-        }
-        _ => Ok(None),
-    }
 }
 
 /// Gives the tensors of the layer the names that they have in a decoder.

@@ -13,7 +13,7 @@ pub(crate) fn no_head(id: &str) -> ModelError {
         name: "mtp".to_owned(),
         expected:
             "a model whose files have a head for multi-token prediction (Qwen3-Next, Qwen3.5, \
-                   Qwen3.6, GLM-4.5 to 4.7 or DeepSeek-V3; GGUF files have tensors `nextn.*`)"
+                   Qwen3.6, GLM-4.5 to 4.7, DeepSeek-V3 or MiMo-7B; GGUF files have tensors `nextn.*`)"
                 .to_owned(),
         got: format!("`{id}`, which has none"),
     }

@@ -5,6 +5,7 @@
 //! |---|---|---|---|
 //! | Qwen, safetensors | `mtp.layers.0` | `mtp.norm` | `mtp.fc`, `mtp.pre_fc_norm_*` |
 //! | GLM and DeepSeek, safetensors | the next one | `shared_head.norm` | `eh_proj`, `enorm`, `hnorm` |
+//! | MiMo, safetensors | `mtp_layers.0` | `final_layernorm` | `input_proj`, `token_`, `hidden_layernorm` |
 //! | GGUF | the next one | `nextn.shared_head_norm` | `nextn.eh_proj`, `.enorm`, `.hnorm` |
 //!
 //! The next layer is the one after those of the model, and the other names are within it.
@@ -76,13 +77,27 @@ fn head_name(name: &str, layers: usize) -> Option<String> {
         let is_decoder = ["layers.", "norm."].iter().any(|part| rest.starts_with(part));
         return Some(if is_decoder { format!("model.{rest}") } else { name.to_owned() });
     }
-    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
-    let index = layer.parse::<usize>().ok()?.checked_sub(layers)?;
+    let (index, rest) = match name.strip_prefix("model.mtp_layers.") {
+        Some(own) => {
+            let (index, rest) = own.split_once('.')?;
+            (index.parse::<usize>().ok()?, rest)
+        }
+        None => {
+            let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+            (layer.parse::<usize>().ok()?.checked_sub(layers)?, rest)
+        }
+    };
     Some(match rest {
-        "eh_proj.weight" if index == 0 => "mtp.fc.weight".to_owned(),
-        "enorm.weight" if index == 0 => "mtp.pre_fc_norm_embedding.weight".to_owned(),
-        "hnorm.weight" if index == 0 => "mtp.pre_fc_norm_hidden.weight".to_owned(),
-        "shared_head.norm.weight" if index == 0 => "model.norm.weight".to_owned(),
+        "eh_proj.weight" | "input_proj.weight" if index == 0 => "mtp.fc.weight".to_owned(),
+        "enorm.weight" | "token_layernorm.weight" if index == 0 => {
+            "mtp.pre_fc_norm_embedding.weight".to_owned()
+        }
+        "hnorm.weight" | "hidden_layernorm.weight" if index == 0 => {
+            "mtp.pre_fc_norm_hidden.weight".to_owned()
+        }
+        "shared_head.norm.weight" | "final_layernorm.weight" if index == 0 => {
+            "model.norm.weight".to_owned()
+        }
         // Copies of the model's embedding and output matrix.
         _ if rest.starts_with("embed_tokens.") || rest.starts_with("shared_head.head.") => {
             return None;

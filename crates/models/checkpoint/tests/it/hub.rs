@@ -10,7 +10,7 @@ use serde_json::json;
 use stolon_backend::Pooling;
 use stolon_checkpoint::{
     EmbeddingConfig, EmbeddingSizes, HubOptions, InspectOptions, LoadOptions, LoadedModel,
-    ModelError, ModelSource, ProgressCallback, TensorType, inspect, load,
+    ModelError, ModelSource, ProgressCallback, TensorType, inspect, load, load_draft_head,
 };
 
 use crate::support::{gguf_model, hub_server, model_dir};
@@ -102,6 +102,23 @@ fn files_are_downloaded_once_and_then_cached() {
     options.offline = false;
     drop(hub);
     open(ID, &options).unwrap();
+}
+
+/// Goal: the hub is asked once for a draft model, which may turn out to be a head or a model.
+#[test]
+fn a_draft_model_is_fetched_once() {
+    let hub = Hub::start();
+    hub.put(ID, "main", &repository(1, COMMIT));
+    let home = tempfile::tempdir().unwrap();
+    let options = LoadOptions { hub: options(&hub, home.path()), ..LoadOptions::default() };
+    let model = open(ID, &options.hub).unwrap();
+    hub.take_requests();
+    let local = stolon_checkpoint::fetched(&ID.parse().unwrap(), &options).unwrap();
+    assert_eq!(hub.take_requests().len(), 1);
+    let head = load_draft_head(&local, &options, (&model.config, &model.weights)).unwrap();
+    assert!(head.is_none());
+    assert_same(&load(&local, &options).unwrap().weights, &model.weights, &model.config);
+    assert!(hub.take_requests().is_empty());
 }
 
 /// Goal: the files that say how embeddings are made are downloaded with a model that has them.

@@ -505,6 +505,8 @@ fn errors_name_the_key_or_tensor() {
         |name: &'static str| move |f: &mut GgufWriter| f.tensors.retain(|t| t.0 != name);
 
     check("llama", &set("general.architecture", text("mamba")), &["`mamba`", "gemma3"]);
+    check("llama", &set("general.architecture", text("eagle3")), &["EAGLE-3", "safetensors files"]);
+    check("llama", &set("general.architecture", text("gemma4-assistant")), &["Gemma 4"]);
     check(
         "llama",
         &set("split.count", Meta::U32(3)),

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use stolon_checkpoint::config::{
-    DecoderConfig, DraftHeadKind, Eagle3Config, Eagle3Weights, MtpWeights,
+    DecoderConfig, DraftHeadKind, Eagle3Config, Eagle3Weights, MtpInput, MtpWeights,
 };
 use stolon_checkpoint::error::ModelError;
 use stolon_kernels::{Operands, Path, Sink};
@@ -28,8 +28,8 @@ pub(super) struct HeadInput {
 /// What the kinds of heads do with the two.
 #[derive(Debug)]
 enum Kind {
-    /// The residual stream begins with the projection of `[norm(embedding), norm(state)]`.
-    Mtp { embedding_norm: NormVectors, projection: Linear },
+    /// The residual stream begins with the projection of the two, in the order of the input.
+    Mtp { input: MtpInput, embedding_norm: NormVectors, projection: Linear },
     /// The projections of the layer read `[norm(embedding), norm(state)]`, and the residual stream
     /// begins with the state.
     Eagle3(Eagle3),
@@ -55,10 +55,11 @@ impl HeadInput {
     ) -> Result<Self, ModelError> {
         let (kind, hidden_norm) = match kind {
             DraftHeadKind::Mtp => {
-                let MtpWeights { embedding_norm, hidden_norm, projection } = config.mtp_weights();
+                let MtpWeights { input, embedding_norm, hidden_norm, projection } =
+                    config.mtp_weights();
                 let embedding_norm = NormVectors::load(&embedding_norm, loader)?;
                 let projection = loader.linear(&projection)?;
-                (Kind::Mtp { embedding_norm, projection }, hidden_norm)
+                (Kind::Mtp { input, embedding_norm, projection }, hidden_norm)
             }
             DraftHeadKind::Eagle3(eagle3) => {
                 let Eagle3Weights { hidden_norm, state_norms, projection } =
@@ -171,11 +172,14 @@ impl Decoder {
         let HeadInput { kind, hidden_norm, states, joined } = input;
         let of_state = norm(Some(hidden_norm));
         match kind {
-            Kind::Mtp { embedding_norm, projection } => {
+            Kind::Mtp { input, embedding_norm, projection } => {
                 let of_embedding = norm(Some(embedding_norm));
                 joined.reset(rows, &[&projection.matrix]);
                 pack_rows(joined, workers.for_pass(rows, 2 * width), 2 * width, |row, out| {
-                    let (embedding, state) = out.split_at_mut(width);
+                    let (mut embedding, mut state) = out.split_at_mut(width);
+                    if *input == MtpInput::StateFirst {
+                        (embedding, state) = (state, embedding);
+                    }
                     of_embedding.apply(&x[row * width..][..width], embedding);
                     of_state.apply(&states[row * width..][..width], state);
                 });

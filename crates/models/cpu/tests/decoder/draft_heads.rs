@@ -23,14 +23,20 @@ use crate::suite::run;
 const NAME: &str = "mtp/qwen3_5";
 
 /// The fixtures with a head of their own.
-const NAMES: [&str; 6] = [
+const NAMES: [&str; 7] = [
     NAME,
     "mtp/qwen3_5_moe",
     "mtp/glm4_moe",
     "mtp/glm4_moe_air",
     "mtp/glm4_moe_lite",
     "mtp/deepseek_v3",
+    "mtp/mimo",
 ];
+
+/// Those whose heads llama.cpp's converter writes.
+fn in_gguf() -> impl Iterator<Item = &'static str> {
+    NAMES.into_iter().filter(|name| !["mtp/deepseek_v3", "mtp/mimo"].contains(name))
+}
 
 /// EAGLE-3 heads. Each is for the model whose name its own begins with.
 const EAGLE3: [&str; 3] = ["eagle3/llama3", "eagle3/qwen3", "eagle3/qwen3_each"];
@@ -207,8 +213,7 @@ impl Gguf {
 /// the same model.
 #[test]
 fn heads_of_gguf_files_have_the_same_bits() {
-    // llama.cpp's converter leaves the head of DeepSeek-V3 out.
-    for name in NAMES.into_iter().filter(|name| *name != "mtp/deepseek_v3") {
+    for name in in_gguf() {
         let file = Gguf::write(name, |_| ());
         let (tokens, expected) = expected(name);
         let of = |mtp| file.load(mtp).expect("a valid model");
@@ -292,7 +297,7 @@ fn heads_of_gguf_files_are_inspected_and_checked() {
 #[test]
 #[ignore = "needs the folder STOLON_CONVERTED, which convert_fixtures.py fills"]
 fn converted_heads_match_the_published_ones() {
-    for name in NAMES.into_iter().filter(|name| *name != "mtp/deepseek_v3") {
+    for name in in_gguf() {
         let source = ModelSource::Gguf(super::converted::folder().join(format!("{name}.gguf")));
         let options = LoadOptions { mtp: true, ..LoadOptions::default() };
         let (tokens, expected) = expected(name);

@@ -30,9 +30,9 @@ pub struct SpeculationArgs {
     ///
     /// The model verifies the guesses, so answers stay the same. Nothing is guessed where that does
     /// not save time. The head takes a part of --kv-memory, and prompts take a little longer. The
-    /// files of Qwen3-Next, Qwen3.5, Qwen3.6, GLM-4.5 to 4.7 and DeepSeek-V3 have such a head (stolon
-    /// model inspect), GGUF files only if they were converted with it. Not on GPUs, and not with
-    /// --draft-model.
+    /// files of Qwen3-Next, Qwen3.5, Qwen3.6, GLM-4.5 to 4.7, DeepSeek-V3 and MiMo-7B have such a head
+    /// (stolon model inspect), GGUF files only if they were converted with it. Not on GPUs, and not
+    /// with --draft-model.
     #[arg(long, conflicts_with = "draft_model")]
     mtp: bool,
 }

@@ -15,7 +15,7 @@ use super::{
     AttentionScale, Bias, Defaults, Description, Dialect, Gate, Gguf, Pattern, Rotation, Softcaps,
     Windows,
 };
-use crate::config::{GateFunction, NormKind, NormPlacement, QkNorm, RopeScaling};
+use crate::config::{GateFunction, MtpInput, NormKind, NormPlacement, QkNorm, RopeScaling};
 use adjacent::{ERNIE45, GLM4};
 use deepseek::{DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, MISTRAL4, YOUTU};
 use gemma::{GEMMA2, GEMMA3, GEMMA4};
@@ -90,7 +90,7 @@ const LLAMA: Description = Description {
     mamba: None,
     convolutions: false,
     delta_net: None,
-    mtp: false,
+    mtp: None,
     gguf: Gguf {
         names: &["llama"],
         adjacent: true,
@@ -163,8 +163,8 @@ const MINISTRAL3: Description = Description {
 
 const QWEN2: Description = Description {
     architecture: Qwen2,
-    model_types: &["qwen2"],
-    classes: &["Qwen2ForCausalLM"],
+    model_types: &["qwen2", "mimo"],
+    classes: &["Qwen2ForCausalLM", "MiMoForCausalLM"],
     defaults: Defaults {
         vocab_size: 151_936,
         intermediate_size: 22_016,
@@ -180,6 +180,8 @@ const QWEN2: Description = Description {
     mlp_bias: Bias::Never,
     windows: Windows::Some(Pattern::From),
     windows_need_flag: true,
+    // MiMo's; Qwen2 has none.
+    mtp: Some(MtpInput::StateFirst),
     gguf: gguf(&["qwen2"]),
     ..LLAMA
 };
@@ -192,6 +194,7 @@ const QWEN3: Description = Description {
     qkv_bias: Bias::Key("attention_bias", false),
     output_bias: Bias::Key("attention_bias", false),
     qk_norm: Some(QkNorm::Head),
+    mtp: None,
     gguf: gguf(&["qwen3"]),
     ..QWEN2
 };

@@ -677,6 +677,12 @@ fn errors_name_the_key() {
         (json!({}), &["unknown architecture", "nothing", "qwen3"]),
         (json!({ "model_type": "mamba" }), &["unknown architecture", "`mamba`", "llama"]),
         (json!({ "architectures": ["GPT2LMHeadModel"] }), &["`GPT2LMHeadModel`"]),
+        (json!({ "model_type": "gemma4_assistant" }), &["`model_type`", "assistants of Gemma 4"]),
+        (
+            json!({ "model_type": "qwen3", "architectures": ["DFlashDraftModel"] }),
+            &["`architectures`", "DFlash", "not supported"],
+        ),
+        (llama(json!({ "architectures": ["EagleLlamaForCausalLM"] })), &["EAGLE-1"]),
         (json!({ "model_type": "gemma3" }), &["`text_config`", "nothing"]),
         (llama(json!({ "hidden_size": 0 })), &["`hidden_size`", "from 1", "got 0"]),
         (llama(json!({ "hidden_size": -4 })), &["`hidden_size`", "got -4"]),

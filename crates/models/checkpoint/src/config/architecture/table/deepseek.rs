@@ -7,7 +7,7 @@ use super::super::{
 };
 use super::mixtures::MIXTRAL_EXPERTS;
 use super::{LLAMA, gguf};
-use crate::config::{LatentSizes, RopeScaling};
+use crate::config::{LatentSizes, MtpInput, RopeScaling};
 
 /// No name in GGUF files, which have the name of DeepSeek-V3.
 const NO_NAME: Gguf = Gguf { adjacent: true, normalized_experts: false, ..gguf(&[]) };
@@ -75,7 +75,7 @@ pub(super) const DEEPSEEK_V3: Description = Description {
     },
     mlp_bias: Bias::Never,
     experts: Some(V3_EXPERTS),
-    mtp: true,
+    mtp: Some(MtpInput::TokenFirst),
     gguf: Gguf { names: &["deepseek2"], ..NO_NAME },
     ..DEEPSEEK_V2
 };

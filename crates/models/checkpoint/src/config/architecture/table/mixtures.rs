@@ -6,7 +6,7 @@ use super::super::{
     Scores, Shared, Windows,
 };
 use super::{LFM2, LLAMA, MISTRAL, QWEN2, QWEN3, gguf};
-use crate::config::{QkNorm, RopeScaling};
+use crate::config::{MtpInput, QkNorm, RopeScaling};
 
 /// The scaling of gpt-oss.
 static GPT_OSS_SCALING: RopeScaling = RopeScaling::Yarn {
@@ -93,6 +93,7 @@ pub(super) const QWEN2_MOE: Description = Description {
         normalized: Some(false),
         ..MIXTRAL_EXPERTS
     }),
+    mtp: None,
     gguf: Gguf { normalized_experts: false, ..gguf(&["qwen2moe"]) },
     ..QWEN2
 };
@@ -190,7 +191,7 @@ pub(super) const GLM4_MOE: Description = Description {
         layers: ExpertLayers::AllButFirst("first_k_dense_replace", 1),
         ..MIXTRAL_EXPERTS
     }),
-    mtp: true,
+    mtp: Some(MtpInput::TokenFirst),
     gguf: gguf(&["glm4moe"]),
     ..LLAMA
 };

@@ -8,7 +8,7 @@ use super::super::{
 use super::deepseek::{DEEPSEEK_V3, V3_EXPERTS};
 use super::mixtures::MIXTRAL_EXPERTS;
 use super::{LLAMA, QWEN3, gguf};
-use crate::config::{DeltaNetConfig, DeltaNetKind, LatentSizes};
+use crate::config::{DeltaNetConfig, DeltaNetKind, LatentSizes, MtpInput};
 
 const DELTA_NET: DeltaNetConfig = DeltaNetConfig {
     kind: DeltaNetKind::Gated,
@@ -45,7 +45,7 @@ pub(super) const QWEN35: Description = Description {
     windows: Windows::Nowhere,
     windows_need_flag: false,
     delta_net: Some(DELTA_NET),
-    mtp: true,
+    mtp: Some(MtpInput::TokenFirst),
     gguf: Gguf { tiled_heads: true, ..gguf(&["qwen35"]) },
     ..QWEN3
 };
