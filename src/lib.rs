@@ -134,6 +134,7 @@
 //! * [`inspect()`](inspect::inspect): what a model is and needs, without loading it;
 //! * [`Error`] and [`EngineError`]: every failure, with the expected and the actual value;
 //! * [`EngineStats`], [`CacheStats`], [`Cache::events`] and [`Engine::audit`]: observation;
+//! * [`CustomTokenizer`] with `EngineBuilder::text_model`: a tokenizer of the program's own;
 //! * [`mod@backend`]: running another model or device under the engine. The example
 //!   `own_backend.rs` implements a complete backend and a custom [`EvictionOrder`].
 //!
@@ -286,9 +287,9 @@ pub use stolon_text::{
     ToolCallFormat,
 };
 pub use stolon_text::{
-    Busy, ChatMessage, ChatTemplateError, FunctionSchema, GgufTokenizer, Grammar, GrammarError,
-    Infill, InfillFile, MessageContent, Otherwise, SchemaOptions, TextSource, TokenizerError,
-    TokenizerSource, ToolCallGrammar, replace_lone_surrogates,
+    Busy, ChatMessage, ChatTemplateError, CustomTokenizer, FunctionSchema, GgufTokenizer, Grammar,
+    GrammarError, Infill, InfillFile, MessageContent, Otherwise, SchemaOptions, TextSource,
+    TokenizerError, TokenizerSource, ToolCallGrammar, replace_lone_surrogates,
 };
 #[cfg(feature = "text")]
 pub use stolon_text::{

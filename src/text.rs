@@ -498,8 +498,9 @@ impl Text {
         // Tokens depend on the tokenizer, too.
         let mut model = blake3::Hasher::new_keyed(fingerprint);
         for id in 0..u32::try_from(vocab_size).unwrap_or(u32::MAX) {
-            let spelling = tokenizer.token_spelling(id).unwrap_or_default();
-            model.update(&(spelling.len() as u64).to_le_bytes()).update(spelling.as_bytes());
+            let spelling = tokenizer.token_spelling(id).map(String::into_bytes);
+            let name = spelling.or_else(|| tokenizer.token_bytes(id)).unwrap_or_default();
+            model.update(&(name.len() as u64).to_le_bytes()).update(&name);
         }
         let path = directory.join("history");
         let model = *model.finalize().as_bytes();

@@ -42,7 +42,7 @@ impl EngineBuilder {
 
     /// The tokenizer and chat templates to use, with a custom [`backend`](Self::backend) or instead
     /// of those of a [`model`](Self::model). Default: those of the model; none for a custom
-    /// backend.
+    /// backend. A tokenizer of your own is a [`CustomTokenizer`](crate::CustomTokenizer).
     ///
     /// A token id that the model does not have is refused when a prompt contains it.
     pub fn text_model(mut self, model: TextModel) -> Self {

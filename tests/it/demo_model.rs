@@ -87,6 +87,30 @@ async fn answers(kv_type: KvType, weights: WeightType) -> (Vec<Completion>, usiz
     (answers, right)
 }
 
+/// Goal: the program in the README gets the right answers.
+#[tokio::test]
+async fn the_questions_of_the_readme_are_answered() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let readme = std::fs::read_to_string(path).expect("it is committed");
+    let between = |start: &str, end: &str| {
+        let (_, rest) = readme.split_once(start).expect("the program has it");
+        rest.split_once(end).expect("it ends").0.to_owned()
+    };
+    let handbook = between("const HANDBOOK: &str = \"", "\";").replace("\\\n    ", "");
+    let questions = between("for question in [\"", "\"]");
+    let engine = engine(|builder| builder).await;
+    let mut answers = Vec::new();
+    for question in questions.split("\", \"") {
+        let messages = [ChatMessage::system(handbook.as_str()), ChatMessage::user(question)];
+        let answer = engine.complete(Request::chat(messages).max_tokens(32)).await;
+        answers.push(answer.expect("it ends").text);
+    }
+    assert_eq!(
+        answers,
+        ["The violet tent costs 45 crowns.", "The speckled goat belongs to Ottilie."]
+    );
+}
+
 /// How keys, values and weights are stored, and by how much the log-probabilities of equal answers
 /// may change on average.
 const ROUNDED: [(KvType, WeightType, f64); 7] = [

@@ -56,6 +56,8 @@ mod mtp;
 #[cfg(feature = "object-store")]
 mod object_tier;
 mod own_backend;
+#[cfg(feature = "grammar")]
+mod own_tokenizer;
 mod prefix_caching;
 #[cfg(feature = "tiers")]
 mod prefix_files;

@@ -8,6 +8,7 @@
 //! * [`TextSource`]: the tokenizer and templates in a model's files, as a loader has read it;
 //! * `TextModel`: tokenizer, chat templates and end-of-sequence ids of one model;
 //! * `Tokenizer`, `Detokenizer`: from text to token ids, and back while tokens arrive;
+//! * [`CustomTokenizer`]: a tokenizer that the program brings itself;
 //! * `ChatTemplate`: from [`ChatMessage`]s to the text that the model was trained on;
 //! * [`Infill`]: a gap in a text; `InfillTokens` makes the prompt that a model fills it for;
 //! * `PairPrompts`: the prompts of a reranker with a decoder;
@@ -27,6 +28,7 @@ mod answer;
 mod bounded;
 #[cfg(feature = "tokenizer")]
 mod chat_template;
+mod custom;
 #[cfg(feature = "tokenizer")]
 mod detokenizer;
 mod error;
@@ -56,6 +58,7 @@ pub use answer::{
 pub use bounded::panics_become_errors;
 #[cfg(feature = "tokenizer")]
 pub use chat_template::{ChatOptions, ChatTemplate, RenderedChat, ToolUse};
+pub use custom::CustomTokenizer;
 #[cfg(feature = "tokenizer")]
 pub use detokenizer::Detokenizer;
 pub use error::{Busy, ChatTemplateError, StopStringsError, TokenizerError};

@@ -4,8 +4,11 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde_json::Value;
+
+use crate::CustomTokenizer;
 
 /// The tokenizer and chat template data of one model.
 #[derive(Clone, Debug)]
@@ -26,6 +29,7 @@ pub struct TextSource {
 
 /// The data that a tokenizer is created from.
 #[derive(Clone)]
+#[non_exhaustive]
 pub enum TokenizerSource {
     /// A `tokenizer.json`.
     Json {
@@ -46,6 +50,8 @@ pub enum TokenizerSource {
         /// Vocabulary size of the model, at least 256. Token ids from 256 on have no text.
         vocab_size: usize,
     },
+    /// The program's own tokenizer.
+    Custom(Arc<dyn CustomTokenizer>),
 }
 
 impl fmt::Debug for TokenizerSource {
@@ -56,6 +62,7 @@ impl fmt::Debug for TokenizerSource {
             Self::Gguf(gguf) => write!(f, "Gguf({}, {} tokens)", gguf.file, gguf.tokens.len()),
             Self::Missing { directory } => write!(f, "Missing({})", directory.display()),
             Self::Bytes { vocab_size } => write!(f, "Bytes({vocab_size})"),
+            Self::Custom(_) => f.write_str("Custom"),
         }
     }
 }

@@ -5,6 +5,7 @@
 //! `Detokenizer` too, so streamed and whole text are equal.
 
 mod check;
+mod custom;
 mod decoding;
 mod flags;
 mod gguf;
@@ -69,6 +70,8 @@ enum Kind {
     Trained(Box<Trained>),
     /// The tokens 0 to 255 are the bytes of these values.
     Bytes,
+    /// The program's own tokenizer.
+    Custom(Box<custom::Custom>),
 }
 
 impl Tokenizer {
@@ -83,6 +86,9 @@ impl Tokenizer {
             TokenizerSource::Json { file, bytes } => Self::from_json(file, bytes),
             TokenizerSource::Gguf(metadata) => gguf::build(metadata),
             TokenizerSource::Bytes { .. } => Ok(Self::bytes()),
+            TokenizerSource::Custom(tokenizer) => {
+                Ok(Self { inner: Arc::new(custom::build(Arc::clone(tokenizer))?) })
+            }
             TokenizerSource::Missing { directory } => {
                 Err(TokenizerError::Missing { directory: directory.clone() })
             }
@@ -235,15 +241,16 @@ impl Tokenizer {
             let reason = format!("expected at most {MAX_TEXT} bytes, got {bytes}");
             return Err(TokenizerError::Encode(reason));
         }
-        let Kind::Trained(trained) = &self.inner.kind else {
-            let ids = first.bytes().chain(second.unwrap_or_default().bytes());
-            let typed = ids.map(|byte| (u32::from(byte), 0));
-            return Ok(typed.take(tokens_max.unwrap_or(usize::MAX)).collect());
-        };
         if second.is_some() && !self.inner.has_pairs {
             let reason = "expected one text, because the tokenizer has no template of pairs";
             return Err(TokenizerError::Encode(reason.to_owned()));
         }
+        let Kind::Trained(trained) = &self.inner.kind else {
+            let mut ids = self.encode(first, true)?;
+            ids.extend(self.encode(second.unwrap_or_default(), false)?);
+            ids.truncate(tokens_max.unwrap_or(usize::MAX));
+            return Ok(ids.into_iter().map(|id| (id, 0)).collect());
+        };
         catch(|| typed(trained, first, second, tokens_max))
             .unwrap_or_else(|stopped| Err(TokenizerError::Encode(stopped.to_string())))
     }
@@ -256,6 +263,7 @@ impl Tokenizer {
                 .map(|encoding| encoding.get_ids().to_vec())
                 .map_err(|error| TokenizerError::Encode(error.to_string())),
             Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
+            Kind::Custom(custom) => custom.encode(text, add_special),
         }
     }
 
@@ -273,23 +281,29 @@ impl Tokenizer {
     }
 
     /// The id of the token, special or not, with this spelling in the vocabulary. `None` if there
-    /// is none, and always for [`Tokenizer::bytes`].
+    /// is none, and always for [`Tokenizer::bytes`]. Of a [`CustomTokenizer`](crate::CustomTokenizer),
+    /// only special tokens have a spelling.
     #[must_use]
     pub fn token_id(&self, spelling: &str) -> Option<u32> {
         match &self.inner.kind {
             Kind::Trained(trained) => trained.token_to_id(spelling),
             Kind::Bytes => None,
+            Kind::Custom(custom) => custom.token_id(spelling),
         }
     }
 
     /// The spelling of a token in the vocabulary. It may differ from the token's text, which
-    /// [`Tokenizer::token_bytes`] returns. `None` for an id without a text, and always for
-    /// [`Tokenizer::bytes`].
+    /// [`Tokenizer::token_bytes`] returns. `None` for an id without a spelling, as in
+    /// [`Tokenizer::token_id`].
     #[must_use]
     pub fn token_spelling(&self, token: u32) -> Option<String> {
         match &self.inner.kind {
             Kind::Trained(trained) => trained.id_to_token(token),
             Kind::Bytes => None,
+            Kind::Custom(custom) => {
+                let found = custom.special().iter().find(|(id, _)| *id == token);
+                found.map(|(_, spelling)| spelling.clone())
+            }
         }
     }
 
@@ -313,6 +327,7 @@ impl Tokenizer {
                 trained.get_added_vocabulary().simple_id_to_token(token).is_some()
             }
             Kind::Bytes => false,
+            Kind::Custom(_) => self.is_special(token),
         }
     }
 
@@ -326,6 +341,9 @@ impl Tokenizer {
                 .map(|token| (token.content, token.special))
                 .collect(),
             Kind::Bytes => Vec::new(),
+            Kind::Custom(custom) => {
+                custom.special().iter().map(|(_, spelling)| (spelling.clone(), true)).collect()
+            }
         }
     }
 
@@ -336,6 +354,7 @@ impl Tokenizer {
                 Some(self.inner.decoding.piece(trained.id_to_token(token)?, first))
             }
             Kind::Bytes => u8::try_from(token).ok().map(|byte| vec![byte]),
+            Kind::Custom(custom) => custom.text(token).map(<[u8]>::to_vec),
         }
     }
 

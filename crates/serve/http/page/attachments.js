@@ -143,6 +143,11 @@ function problemOf(file) {
 /** Attaches a text file. Returns why it cannot be sent; nothing if it can. */
 async function addText(file) {
   const name = file.name.replace(/[\s`]+/g, " ").slice(0, 100) || "text";
+  const start = await file.slice(0, 4).text().catch(() => "");
+  if (start === "%PDF") {
+    return `${name} is a PDF file, whose text the page cannot read: copy the text, or save it as ` +
+      "a text file.";
+  }
   if (file.size > MOST_TEXT) {
     return `${name} is too large: expected a text of at most ${bytes(MOST_TEXT)}, got ` +
       `${bytes(file.size)}.`;
@@ -154,7 +159,7 @@ async function addText(file) {
   } catch {
     text = "\0";
   }
-  if (text.includes("\0") || text.startsWith("%PDF")) {
+  if (text.includes("\0")) {
     return `${name} cannot be sent: expected a text (UTF-8) or a picture, got ` +
       `${file.type || "another kind of file"}.`;
   }

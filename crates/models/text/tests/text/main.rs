@@ -1,6 +1,7 @@
 //! Tests through the public API: tokenizers, streaming detokenization, chat templates.
 
 mod chat;
+mod custom;
 mod gguf;
 #[cfg(feature = "grammar")]
 mod grammar;
