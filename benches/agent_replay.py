@@ -1,0 +1,113 @@
+"""What the prefix cache saves coding agents: the requests of their sessions, sent again to two servers.
+
+    python3 crates/serve/cli/tests/agents/sessions.py target/release/stolon MODULES TEMPLATES \\
+        --only claude/qwen3 --log claude.jsonl
+    python3 benches/agent_replay.py target/release/stolon --model MODEL claude.jsonl ... [--every 5]
+
+MODULES and TEMPLATES are described in sessions.py, whose log has all requests of an agent in a session of thirty
+turns. Each is sent to a server with a prefix cache, and each fifth one (`--every`) to a server without, for one
+greedy token. The prompts are rendered with the model's own chat template, so any model will do whose context has
+room for them; `--chat-template FILE` gives another template.
+
+Prints a line for each log: the turns, the tokens of all prompts and the share of them that was cached, and the
+seconds until the first token: their median and their sum with the cache, the median without, and the sum without, if
+all turns are like the measured ones. Fails if a token differs: the cache must not change an answer.
+"""
+
+import argparse
+import http.client
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+import urllib.parse
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "crates/serve/cli/tests/agents"))
+
+from sessions import usage
+
+
+def serve(binary, options, *more):
+    command = [binary, "serve", "--port", "0", "--model", options.model, *more]
+    if options.chat_template:
+        command += ["--chat-template", options.chat_template]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    listening = (line for line in server.stdout if line.startswith("listening on "))
+    return server, urllib.parse.urlsplit(next(listening).removeprefix("listening on ").strip())
+
+
+def ask(address, path, request):
+    """The seconds until the reply of one token, the tokens of the prompt and the cached ones, and the reply."""
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=3600)
+    start = time.perf_counter()
+    connection.request("POST", path.split("?")[0], json.dumps(request), {"content-type": "application/json"})
+    reply = connection.getresponse()
+    text = reply.read().decode(errors="replace")
+    seconds = time.perf_counter() - start
+    if reply.status != 200:
+        sys.exit(f"{path}: {reply.status} {text[:500]}")
+    value = json.loads(text)
+    answer = value.get("choices") or value.get("content") or value.get("output")
+    return seconds, *usage(text)[1:], without_ids(answer)
+
+
+def without_ids(value):
+    """The answer without names that are made up for each request."""
+    if isinstance(value, list):
+        return [without_ids(item) for item in value]
+    if isinstance(value, dict):
+        return {key: without_ids(item) for key, item in value.items() if key not in ("id", "call_id")}
+    return value
+
+
+def requests(log):
+    """The path and the body of each turn."""
+    for line in log.read_text().splitlines():
+        row = json.loads(line)
+        if row["turn"] is None or row["status"] != 200:
+            continue
+        request = json.loads(row["request"])
+        for name in ("max_tokens", "max_completion_tokens", "chat_template_kwargs", "stream", "stream_options"):
+            request.pop(name, None)
+        request["max_output_tokens" if row["path"].split("?")[0].endswith("/responses") else "max_tokens"] = 1
+        request["temperature"] = 0
+        yield row["path"], request
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("binary", type=pathlib.Path)
+    parser.add_argument("logs", type=pathlib.Path, nargs="+")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--chat-template")
+    parser.add_argument("--every", type=int, default=5)
+    options = parser.parse_args()
+    warm, cold = serve(options.binary, options), serve(options.binary, options, "--no-prefix-caching")
+    try:
+        for log in options.logs:
+            seconds, without, prompts, hits = [], [], 0, 0
+            for turn, (path, request) in enumerate(requests(log)):
+                took, prompt, cached, answer = ask(warm[1], path, request)
+                seconds.append(took)
+                prompts, hits = prompts + prompt, hits + cached
+                if turn % options.every == 0:
+                    took, _, _, same = ask(cold[1], path, request)
+                    without.append(took)
+                    if same != answer:
+                        sys.exit(f"{log}: turn {turn}: {answer} with the cache, {same} without")
+            turns, mean = len(seconds), statistics.fmean(without)
+            print(
+                f"{log.stem}: {turns} turns, {prompts} prompt tokens, {100 * hits / prompts:.1f} % cached; first token "
+                f"p50 {statistics.median(seconds):.2f} s, in all {sum(seconds):.0f} s; without a cache p50 "
+                f"{statistics.median(without):.2f} s, in all {mean * turns:.0f} s",
+                flush=True,
+            )
+    finally:
+        for server, _ in (warm, cold):
+            server.terminate()
+
+
+if __name__ == "__main__":
+    main()
