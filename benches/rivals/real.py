@@ -212,12 +212,12 @@ class Llama:
         return out.raw[: max(length, 0)].decode(errors="replace")
 
 
-def widened(path):
-    """A copy of a GGUF file with its matrices in F16; vectors stay as they are."""
+def widened(path, weights="F16"):
+    """A copy of a GGUF file with its matrices in F16 or BF16; vectors stay as they are."""
     import gguf
     from gguf import GGMLQuantizationType as Type
 
-    target = path.with_name(path.stem + ".widened-f16.gguf")
+    target = path.with_name(f"{path.stem}.widened-{weights.lower()}.gguf")
     if target.exists():
         return target
     reader = gguf.GGUFReader(path)
@@ -228,10 +228,11 @@ def widened(path):
             sub_type = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
             writer.add_key_value(name, field.contents(), kind, sub_type)
     for tensor in reader.tensors:
-        data = tensor.data
-        if tensor.tensor_type not in (Type.F32, Type.F16):
-            data = gguf.quants.dequantize(data, tensor.tensor_type).astype("float16")
-        writer.add_tensor(tensor.name, data)
+        data, stored = tensor.data, tensor.tensor_type
+        if stored not in (Type.F32, Type.F16):
+            data, stored = gguf.quants.dequantize(data, stored), Type[weights]
+            data = gguf.quants.quantize(data, stored)
+        writer.add_tensor(tensor.name, data, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

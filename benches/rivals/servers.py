@@ -226,6 +226,17 @@ class Work:
 WORKS = ["cold_and_warm", "decode", "shared", "mixed", "agent", "chat", "branches"]
 
 
+def vllm(options, model, port):
+    """The command of vLLM's server, and what it reads from the environment."""
+    command = [options.vllm, "serve", model, "--port", port, "--max-model-len", CONTEXT]
+    command += ["--max-num-seqs", SEQUENCES, "--dtype", "bfloat16", "--enable-prefix-caching"]
+    command += ["--enable-prompt-tokens-details"]
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[: int(options.threads)]))
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": cores, "HF_HUB_OFFLINE": "1"}
+    # vLLM runs other commands of its environment.
+    return command, {**environment, "PATH": f"{options.vllm.parent}:{os.environ['PATH']}"}
+
+
 def start(name, options):
     threads = options.threads
     engine, _, shape = name.partition("@")
@@ -238,13 +249,7 @@ def start(name, options):
     port = free_port()
     log = open(folder / f"{name}.log", "w")
     if engine == "vllm":
-        command = [options.vllm, "serve", folder / "hf", "--port", port, "--max-model-len", CONTEXT]
-        command += ["--max-num-seqs", SEQUENCES, "--dtype", "bfloat16", "--enable-prefix-caching"]
-        command += ["--enable-prompt-tokens-details"]
-        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[: int(threads)]))
-        environment = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": cores, "HF_HUB_OFFLINE": "1"}
-        # vLLM runs other commands of its environment.
-        environment["PATH"] = f"{options.vllm.parent}:{os.environ['PATH']}"
+        command, environment = vllm(options, folder / "hf", port)
         if kind == "zentorch":
             environment["PYTHONPATH"] = str(options.zentorch.resolve(strict=True))
         return Server(name, command, environment, port, log)
