@@ -15,32 +15,21 @@ all turns are like the measured ones. Fails if a token differs: the cache must n
 """
 
 import argparse
-import http.client
 import json
 import pathlib
 import statistics
-import subprocess
 import sys
 import time
-import urllib.parse
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "crates/serve/cli/tests/agents"))
 
-from sessions import usage
+from proxy import connect
+from sessions import serve, stop, usage
 
 
-def serve(binary, options, *more):
-    command = [binary, "serve", "--port", "0", "--model", options.model, *more]
-    if options.chat_template:
-        command += ["--chat-template", options.chat_template]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    listening = (line for line in server.stdout if line.startswith("listening on "))
-    return server, urllib.parse.urlsplit(next(listening).removeprefix("listening on ").strip())
-
-
-def ask(address, path, request):
+def ask(url, path, request):
     """The seconds until the reply of one token, the tokens of the prompt and the cached ones, and the reply."""
-    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=3600)
+    connection = connect(url)
     start = time.perf_counter()
     connection.request("POST", path.split("?")[0], json.dumps(request), {"content-type": "application/json"})
     reply = connection.getresponse()
@@ -84,7 +73,9 @@ def main():
     parser.add_argument("--chat-template")
     parser.add_argument("--every", type=int, default=5)
     options = parser.parse_args()
-    warm, cold = serve(options.binary, options), serve(options.binary, options, "--no-prefix-caching")
+    flags = ["--chat-template", options.chat_template] if options.chat_template else []
+    warm = serve(options.binary, options.model, *flags)
+    cold = serve(options.binary, options.model, *flags, "--no-prefix-caching")
     try:
         for log in options.logs:
             seconds, without, prompts, hits = [], [], 0, 0
@@ -106,7 +97,7 @@ def main():
             )
     finally:
         for server, _ in (warm, cold):
-            server.terminate()
+            stop(server)
 
 
 if __name__ == "__main__":

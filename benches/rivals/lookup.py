@@ -21,12 +21,10 @@ to a work are the same, with and without lookup.
 """
 
 import argparse
-import http.client
 import json
 import os
 import pathlib
 import statistics
-import sys
 import time
 
 import real
@@ -67,36 +65,14 @@ def works():
 
 
 class Server(servers.Server):
-    def ask(self, tokens, temperature, length, salt="start"):
-        """The text of an answer, and the seconds from its first token to its last one."""
-        body = {"prompt": tokens, "max_tokens": length, "temperature": temperature, "seed": 1, "ignore_eos": True}
-        body["cache_salt"] = salt
-        connection = http.client.HTTPConnection(*self.address, timeout=600)
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-        reply = connection.getresponse()
-        if reply.status != 200:
-            sys.exit(f"{self.name}: {reply.status} {reply.read()[:500]}")
-        text, first, last, count = "", None, None, 0
-        for line in reply:
-            if not line.startswith(b"data: {"):
-                continue
-            event = json.loads(line[6:])
-            count = (event.get("usage") or {}).get("completion_tokens", count)
-            piece = "".join(choice["text"] for choice in event.get("choices", []))
-            if piece:
-                last = time.perf_counter()
-                first = first or last
-                text += piece
-        connection.close()
-        if count != length:
-            sys.exit(f"{self.name}: an answer of {length} tokens was expected, and it has {count}")
-        return text, last - first
-
     def rate(self, tokens, temperature, salt):
-        self.ask(tokens, temperature, 1, salt)
-        text, seconds = self.ask(tokens, temperature, TOKENS, salt)
-        return (TOKENS - 1) / seconds, text
+        """Tokens a second from the first token of an answer on, and its text. The prompt is cached before."""
+        sampling = {"temperature": temperature, "seed": 1, "cache_salt": salt}
+        self.stream(tokens, 1, **sampling)
+        events, _ = self.stream(tokens, TOKENS, **sampling)
+        pieces = [(at, "".join(choice["text"] for choice in event.get("choices", []))) for at, event in events]
+        times = [at for at, piece in pieces if piece]
+        return (TOKENS - 1) / (times[-1] - times[0]), "".join(piece for _, piece in pieces)
 
 
 def directory(path):
@@ -153,7 +129,7 @@ def main():
     for engine in options.engines:
         for has_lookup in (False, True):
             server = start(engine, has_lookup, options)
-            server.ask([1, 2, 3], 0, 4)
+            server.stream([1, 2, 3], 4)
             running[engine, has_lookup] = rivals.stop_idle(server)
     print("all servers are ready", flush=True)
     answers = {}

@@ -94,27 +94,31 @@ class Server:
         finally:
             connection.close()
 
-    def answer(self, prompt, length, token):
-        """The times of the first and the last token of an answer, and how many prompt tokens came
-        from the cache. If `token` is not None, the answer consists of this token."""
-        body = {"prompt": prompt, "max_tokens": length, "temperature": 0, "ignore_eos": True, "stream": True}
-        body["stream_options"] = {"include_usage": True}
-        if token is not None:
-            body["logit_bias"] = {str(token): 100}
+    def stream(self, prompt, length, **body):
+        """The times and the contents of the events of an answer of `length` tokens, and its usage."""
+        body |= {"prompt": prompt, "max_tokens": length, "ignore_eos": True}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
         connection = http.client.HTTPConnection(*self.address, timeout=600)
         connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
         reply = connection.getresponse()
         if reply.status != 200:
             sys.exit(f"{self.name}: {reply.status} {reply.read()[:500]}")
-        first, last, usage = None, None, {}
+        events, usage = [], {}
         for line in reply:
             if line.startswith(b"data: {"):
-                last = time.perf_counter()
-                first = first or last
-                usage = json.loads(line[6:]).get("usage") or usage
+                events.append((time.perf_counter(), json.loads(line[6:])))
+                usage = events[-1][1].get("usage") or usage
         connection.close()
         if usage["completion_tokens"] != length:
             sys.exit(f"{self.name}: an answer of {length} tokens was expected, and its usage is {usage}")
+        return events, usage
+
+    def answer(self, prompt, length, token):
+        """The times of the first and the last token of an answer, and how many prompt tokens came
+        from the cache. If `token` is not None, the answer consists of this token."""
+        bias = {} if token is None else {"logit_bias": {str(token): 100}}
+        events, usage = self.stream(prompt, length, temperature=0, **bias)
+        (first, _), (last, _) = events[0], events[-1]
         return first, last, (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
 
     def run(self, prompts, length, at_once, token=None):

@@ -93,16 +93,19 @@ impl Draft {
         match head {
             Some(head) => Ok(Self::Eagle3(head)),
             None => {
-                let model = DraftModel::load(&source, &options, (text, config.vocab_size))?;
-                Ok(Self::Model(DraftModel { id: named.to_string(), ..model }))
+                let id = named.to_string();
+                let model = DraftModel::load(id, &source, &options, (text, config.vocab_size))?;
+                Ok(Self::Model(model))
             }
         }
     }
 }
 
 impl DraftModel {
-    /// As [`Draft::load`], for a model with this text layer and number of token ids.
+    /// As [`Draft::load`], for a model with this text layer and number of token ids. `id` is the name
+    /// in the log.
     fn load(
+        id: String,
         source: &ModelSource,
         options: &LoadOptions,
         (text, vocab_size): (&Text, usize),
@@ -113,7 +116,7 @@ impl DraftModel {
             AnyModel::Decoder(_) => return Err(Error::invalid(NAME, expected, "another one")),
             AnyModel::Encoder(_) => return Err(Error::invalid(NAME, expected, "a text encoder")),
         };
-        let LoadedModel { id, config, weights, text: own, generation, .. } = model;
+        let LoadedModel { config, weights, text: own, generation, .. } = model;
         let own = text_layer(&own, &generation.eos_token_ids, false)?;
         match (text.has_tokenizer(), own.has_tokenizer()) {
             (true, true) => {

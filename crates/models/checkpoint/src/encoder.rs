@@ -197,6 +197,12 @@ impl EncoderRope {
     pub fn unscaled(theta: f64) -> Self {
         Self { theta, divisor: 1.0 }
     }
+
+    /// A layer that rotates queries and keys in this way, and that sees `window` positions on each
+    /// side, or all.
+    fn layer(self, window: Option<usize>) -> EncoderLayer {
+        EncoderLayer { rope: Some(self), window }
+    }
 }
 
 impl EncoderConfig {

@@ -128,8 +128,8 @@ pub fn load_any(source: &ModelSource, options: &LoadOptions) -> Result<AnyModel,
     Ok(AnyModel::Decoder(model))
 }
 
-/// The same model in files on this machine: downloads what is missing of a model on the hub. Whoever
-/// has to look at the files before it knows how to load them asks the hub only once.
+/// The same model in files on this machine: downloads the missing files of a model on the hub. A
+/// caller that looks at the files before it loads them thus asks the hub only once.
 ///
 /// # Errors
 /// [`ModelError::Hub`] with the hub's answer.

@@ -130,7 +130,7 @@ fn layers(keys: &Metadata<'_>, family: EncoderFamily) -> Result<Vec<EncoderLayer
         EncoderFamily::NomicBert
         | EncoderFamily::ModernBert
         | EncoderFamily::Gemma
-        | EncoderFamily::EuroBert => EncoderLayer { rope: Some(rope), window: None },
+        | EncoderFamily::EuroBert => rope.layer(None),
         _ => EncoderLayer { rope: None, window: None },
     };
     // Every such layer sees all positions, the first or the last one of a group.
@@ -142,7 +142,7 @@ fn layers(keys: &Metadata<'_>, family: EncoderFamily) -> Result<Vec<EncoderLayer
     // The file has the length of the whole window.
     let window = Some(keys.required_size("attention.sliding_window")? / 2);
     let rope = EncoderRope::unscaled(keys.float("rope.freq_base_swa")?.unwrap_or(ROPE_THETA));
-    let sliding = EncoderLayer { rope: Some(rope), window };
+    let sliding = rope.layer(window);
     let key = "attention.sliding_window_pattern";
     let is_local: Vec<bool> = match keys.value(key) {
         Some(Value::Bools(flags)) if flags.len() == count => flags.clone(),

@@ -83,20 +83,14 @@ fn padding_id(keys: &Keys<'_>) -> Result<u32, ModelError> {
     u32::try_from(id).map_err(|_| keys.invalid("pad_token_id", "a token id"))
 }
 
-/// `count` equal layers.
-fn layers(
-    keys: &Keys<'_>,
-    key: &str,
-    layer: EncoderLayer,
-) -> Result<Vec<EncoderLayer>, ModelError> {
+/// Layers whose queries and keys are not rotated, and which see all positions.
+fn plain_layers(keys: &Keys<'_>, key: &str) -> Result<Vec<EncoderLayer>, ModelError> {
     let count = keys.required(key)?;
     if count > LAYERS_MAX {
         return Err(keys.invalid(key, &format!("an integer from 1 to {LAYERS_MAX}")));
     }
-    Ok(vec![layer; count])
+    Ok(vec![EncoderLayer { rope: None, window: None }; count])
 }
-
-const PLAIN: EncoderLayer = EncoderLayer { rope: None, window: None };
 
 fn activation(keys: &Keys<'_>, key: &str) -> Result<EncoderActivation, ModelError> {
     match keys.text(key)? {
@@ -157,7 +151,7 @@ fn base(
         activation: EncoderActivation::Gelu,
         inner_bias: true,
         down_bias: true,
-        layers: layers(keys, sizes.layers, PLAIN)?,
+        layers: plain_layers(keys, sizes.layers)?,
     })
 }
 
@@ -237,7 +231,7 @@ fn gte(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
         }
     }
     let config = bert(keys, EncoderFamily::Gte, None)?;
-    let layer = EncoderLayer { rope: Some(gte_rope(keys, config.head_dim)?), window: None };
+    let layer = gte_rope(keys, config.head_dim)?.layer(None);
     Ok(EncoderConfig {
         token_types: keys.count("type_vocab_size")?.unwrap_or(1),
         learned_positions: None,
@@ -319,13 +313,14 @@ fn check_absent(keys: &Keys<'_>, names: &[&str]) -> Result<(), ModelError> {
     }
 }
 
-/// Layers of two types, as `layer_types` says, or else `is_full` for the index of a layer.
+/// `count` layers of two types, as `layer_types` says, or else `is_full` for the index of a layer.
 fn alternating(
     keys: &Keys<'_>,
+    count: usize,
     [full, sliding]: [EncoderLayer; 2],
     is_full: impl Fn(usize) -> bool,
 ) -> Result<Vec<EncoderLayer>, ModelError> {
-    let mut layers = layers(keys, "num_hidden_layers", full)?;
+    let mut layers = vec![full; count];
     let types = keys.texts("layer_types")?;
     if types.as_ref().is_some_and(|types| types.len() != layers.len()) {
         let expected = format!("a list of {} types (num_hidden_layers)", layers.len());
@@ -356,11 +351,12 @@ fn gemma(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     let global = theta(keys, "full_attention", "rope_theta", 1e6)?;
     let local = theta(keys, "sliding_attention", "rope_local_base_freq", 1e4)?;
     let window = Some(keys.size("sliding_window")?.unwrap_or(4096) / 2);
-    let full = EncoderLayer { rope: Some(EncoderRope::unscaled(global)), window: None };
-    let sliding = EncoderLayer { rope: Some(EncoderRope::unscaled(local)), window };
+    let full = EncoderRope::unscaled(global).layer(None);
+    let sliding = EncoderRope::unscaled(local).layer(window);
     let step = keys.name_of(["sliding_window_pattern", "_sliding_window_pattern"]);
     let step = keys.size(step)?.unwrap_or(6);
     let scalar = keys.positive_f32("query_pre_attn_scalar")?.unwrap_or(256.0);
+    let count = config.layers.len();
     Ok(EncoderConfig {
         max_positions: keys.required("max_position_embeddings")?,
         embedding_scale: Some((config.hidden_size as f32).sqrt()),
@@ -377,7 +373,7 @@ fn gemma(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
         activation: EncoderActivation::GeluTanhGate,
         inner_bias: false,
         down_bias: false,
-        layers: alternating(keys, [full, sliding], |index| (index + 1).is_multiple_of(step))?,
+        layers: alternating(keys, count, [full, sliding], |i| (i + 1).is_multiple_of(step))?,
         ..config
     })
 }
@@ -393,7 +389,7 @@ fn eurobert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
         Some(rope) => unscaled_theta(&rope, THETA)?,
         None => keys.positive("rope_theta")?.unwrap_or(THETA),
     };
-    let layer = EncoderLayer { rope: Some(EncoderRope::unscaled(theta)), window: None };
+    let layer = EncoderRope::unscaled(theta).layer(None);
     let head_dim = keys.size("head_dim")?.unwrap_or(config.head_dim);
     let mlp_bias = keys.flag("mlp_bias")?.unwrap_or(false);
     Ok(EncoderConfig {
@@ -422,9 +418,10 @@ fn modernbert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     let global = theta(keys, "full_attention", "global_rope_theta", 160_000.0)?;
     let local = theta(keys, "sliding_attention", "local_rope_theta", 10_000.0)?;
     let window = Some(keys.size("local_attention")?.unwrap_or(128) / 2);
-    let full = EncoderLayer { rope: Some(EncoderRope::unscaled(global)), window: None };
-    let sliding = EncoderLayer { rope: Some(EncoderRope::unscaled(local)), window };
+    let full = EncoderRope::unscaled(global).layer(None);
+    let sliding = EncoderRope::unscaled(local).layer(window);
     let step = keys.size("global_attn_every_n_layers")?.unwrap_or(3);
+    let count = config.layers.len();
     let mlp_bias = keys.flag("mlp_bias")?.unwrap_or(false);
     Ok(EncoderConfig {
         max_positions: keys.size("max_position_embeddings")?.unwrap_or(8192),
@@ -435,7 +432,7 @@ fn modernbert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
         activation: EncoderActivation::GeluGate,
         inner_bias: mlp_bias,
         down_bias: mlp_bias,
-        layers: alternating(keys, [full, sliding], |index| index.is_multiple_of(step))?,
+        layers: alternating(keys, count, [full, sliding], |i| i.is_multiple_of(step))?,
         ..config
     })
 }
@@ -482,7 +479,7 @@ fn nomic_bert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
         None => None,
     };
     let theta = keys.positive("rotary_emb_base")?.or(newer).unwrap_or(1000.0);
-    let layer = EncoderLayer { rope: Some(EncoderRope::unscaled(theta)), window: None };
+    let layer = EncoderRope::unscaled(theta).layer(None);
     // Longer texts need the dynamic scaling of the angles, which is not implemented.
     let positions = keys.name_of(["max_trained_positions", "max_position_embeddings"]);
     let max_positions = match keys.size(positions)? {
