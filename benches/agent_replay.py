@@ -3,6 +3,7 @@
     python3 crates/serve/cli/tests/agents/sessions.py target/release/stolon MODULES TEMPLATES \\
         --only claude/qwen3 --log claude.jsonl
     python3 benches/agent_replay.py target/release/stolon --model MODEL claude.jsonl ... [--every 5]
+        [--other NAME=URL ...]
 
 MODULES and TEMPLATES are described in sessions.py, whose log has all requests of an agent in a session of thirty
 turns. Each is sent to a server with a prefix cache, and each fifth one (`--every`) to a server without, for one
@@ -17,6 +18,7 @@ all turns are like the measured ones. Fails if a token differs: the cache must n
 import argparse
 import json
 import pathlib
+import re
 import statistics
 import sys
 import time
@@ -51,13 +53,24 @@ def without_ids(value):
     return value
 
 
+def without_pictures(value):
+    """The request with texts for its pictures."""
+    if isinstance(value, list):
+        return [without_pictures(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("type") in ("image", "image_url", "input_image"):
+        return {"type": "input_text" if value["type"] == "input_image" else "text", "text": "a picture"}
+    return {key: without_pictures(item) for key, item in value.items()}
+
+
 def requests(log):
     """The path and the body of each turn."""
     for line in log.read_text().splitlines():
         row = json.loads(line)
         if row["turn"] is None or row["status"] != 200:
             continue
-        request = json.loads(row["request"])
+        request = without_pictures(json.loads(re.sub(r"\\ud83d(?!\\ud[c-f])", r"\\ufffd", row["request"])))
         for name in ("max_tokens", "max_completion_tokens", "chat_template_kwargs", "stream", "stream_options"):
             request.pop(name, None)
         request["max_output_tokens" if row["path"].split("?")[0].endswith("/responses") else "max_tokens"] = 1
@@ -72,32 +85,44 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--chat-template")
     parser.add_argument("--every", type=int, default=5)
+    parser.add_argument(
+        "--other", action="append", default=[], metavar="NAME=URL", type=lambda text: text.split("=", 1),
+        help="another server that gets each turn, too",
+    )  # fmt: skip
     options = parser.parse_args()
     flags = ["--chat-template", options.chat_template] if options.chat_template else []
     warm = serve(options.binary, options.model, *flags)
     cold = serve(options.binary, options.model, *flags, "--no-prefix-caching")
+    servers = {"with the cache": warm[1], **dict(options.other)}
     try:
         for log in options.logs:
-            seconds, without, prompts, hits = [], [], 0, 0
-            for turn, (path, request) in enumerate(requests(log)):
-                took, prompt, cached, answer = ask(warm[1], path, request)
-                seconds.append(took)
-                prompts, hits = prompts + prompt, hits + cached
+            turns = list(requests(log))
+            rows = {name: [] for name in [*servers, "without a cache"]}
+            for turn, request in enumerate(turns):
+                answers = {}
+                for name, url in servers.items():
+                    *row, answers[name] = ask(url, *request)
+                    rows[name].append(row)
                 if turn % options.every == 0:
-                    took, _, _, same = ask(cold[1], path, request)
-                    without.append(took)
-                    if same != answer:
-                        sys.exit(f"{log}: turn {turn}: {answer} with the cache, {same} without")
-            turns, mean = len(seconds), statistics.fmean(without)
-            print(
-                f"{log.stem}: {turns} turns, {prompts} prompt tokens, {100 * hits / prompts:.1f} % cached; first token "
-                f"p50 {statistics.median(seconds):.2f} s, in all {sum(seconds):.0f} s; without a cache p50 "
-                f"{statistics.median(without):.2f} s, in all {mean * turns:.0f} s",
-                flush=True,
-            )
+                    *row, answer = ask(cold[1], *request)
+                    rows["without a cache"].append(row)
+                    if answer != answers["with the cache"]:
+                        sys.exit(f"{log}: turn {turn}: {answers['with the cache']} with the cache, {answer} without")
+            for name, measured in rows.items():
+                report(f"{log.stem}, {name}", len(turns), measured)
     finally:
         for server, _ in (warm, cold):
             stop(server)
+
+
+def report(title, turns, rows):
+    seconds, prompts, cached = zip(*rows)
+    print(
+        f"{title}: {turns} turns, {sum(prompts) * turns // len(rows)} prompt tokens, "
+        f"{100 * sum(cached) / sum(prompts):.1f} % cached; first token p50 {statistics.median(seconds):.2f} s, "
+        f"in all {statistics.fmean(seconds) * turns:.0f} s",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -3,12 +3,13 @@
     python sessions.py path/to/stolon node_modules templates [--real MODEL.gguf ...] [--only AGENT/TEMPLATE ...]
                                                              [--log FILE]
 
-Each agent of run.py has a session with each of TEMPLATES, the chat templates of well-known models; `templates`
+Each agent of run.py but Cline has a session with each of TEMPLATES, the chat templates of well-known models; `templates`
 is a folder with those that llama.cpp publishes. As in run.py the model recites, so that the agent has something
 to do. Between the agent and the server is a proxy. It names the script of each turn in the request, writes down
 what is refused and what was cached, and brings about what happens in long sessions: half of an emoji in a result,
 an answer that ends within a call, and, next to those, a picture for a model that takes text only and a
-compaction. A session fails if a request is refused, or if one of these did not occur.
+compaction. A session fails if a request is refused, or if one of these did not occur. Qwen Code and pi get no
+picture and compact nothing.
 
 With `--real`, each request of one more session is also sent to servers with these models, whose answers nobody
 reads: these models are too small to work. Their contexts are small, too, so the agents have short instructions,
@@ -35,7 +36,7 @@ TURNS = 30
 # Each part of a session is one more run of the agent, which continues the one before.
 TURNS_PER_PART = 10
 MAX_SECONDS = 600
-HIDDEN = 320
+HIDDEN = 512
 IMAGE_TURN, EMOJI_TURN, CUT_TURN, TWO_CALLS_TURN = 4, 7, 14, 17
 EMOJI = "\U0001f600"
 SMOLLM2 = """\
@@ -53,6 +54,7 @@ PICTURE = base64.b64decode(
 )
 # What the agents ask for when they compact a conversation.
 COMPACTION = ["CONTEXT CHECKPOINT COMPACTION", "Respond with TEXT ONLY", "anchored summary"]
+OCCURS = {"cut", "half an emoji", "picture", "compaction"}
 SUMMARY = "<summary>\nThe files were read in order. Go on with the next one.\n</summary>"
 
 
@@ -111,10 +113,12 @@ TEMPLATES = {
 
 
 class Session:
-    """How an agent takes part: the calls that the model makes in a turn, and how a part of the session starts."""
+    """How an agent takes part: the calls that the model makes in a turn, how a part of the session starts, and what
+    has to occur in it."""
 
-    def __init__(self, name, read, execute, start, picture=None):
+    def __init__(self, name, read, execute, start, picture=None, occurs=OCCURS):
         self.name, self.read, self.execute, self.start, self.picture = name, read, execute, start, picture
+        self.occurs = occurs
         self.tools = {read("")[0], execute("")[0]}
 
     def calls(self, turn, folder):
@@ -159,6 +163,24 @@ def start_opencode(binaries, url, folder, home, part, task, proxy):
     return command, environment
 
 
+def start_qwen(binaries, url, folder, home, part, task, proxy):
+    command, environment = run.start_qwen(binaries, url, folder, home, task)
+    if part:
+        command.append("--continue")
+    if proxy.short:
+        command += ["--system-prompt", INSTRUCTIONS]
+    return command, environment
+
+
+def start_pi(binaries, url, folder, home, part, task, proxy):
+    command, environment = run.start_pi(binaries, url, folder, home, task)
+    if part:
+        command.insert(1, "--continue")
+    if proxy.short:
+        command[1:1] = ["--system-prompt", INSTRUCTIONS]
+    return command, environment
+
+
 SESSIONS = [
     Session(
         "claude", lambda path: ("Read", {"file_path": path}),
@@ -174,6 +196,15 @@ SESSIONS = [
         "opencode", lambda path: ("read", {"filePath": path}), lambda command: ("bash", {"command": command}),
         start_opencode,
         lambda path: ("read", {"filePath": path}),
+    ),
+    Session(
+        "qwen", lambda path: ("read_file", {"file_path": path}),
+        lambda command: ("run_shell_command", {"command": command, "is_background": False}), start_qwen,
+        occurs={"cut", "half an emoji"},
+    ),
+    Session(
+        "pi", lambda path: ("read", {"path": path}), lambda command: ("bash", {"command": command}), start_pi,
+        occurs={"cut", "half an emoji"},
     ),
 ]
 
@@ -343,7 +374,7 @@ def converse(session, binaries, proxy, folder, home):
         part += 1
     if proxy.turn < TURNS:
         problems.append(f"only {proxy.turn} turns")
-    missing = {"cut", "half an emoji", "picture", "compaction"} - proxy.seen
+    missing = session.occurs - proxy.seen
     if missing:
         problems.append(f"did not occur: {', '.join(sorted(missing))}")
     return problems + proxy.refused
