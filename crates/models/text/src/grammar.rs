@@ -200,6 +200,15 @@ impl Grammar {
         json_text::to_lark(name, lark).map(Self::Lark)
     }
 
+    /// Without the feature `grammar`, this is an error.
+    ///
+    /// # Errors
+    /// In each case.
+    #[cfg(not(feature = "grammar"))]
+    pub fn text_argument(_name: &str, _lark: &str) -> Result<Self, GrammarError> {
+        Err(GrammarError::new("this library was built without the feature `grammar`"))
+    }
+
     /// A context-free grammar in Lark or GBNF. Only GBNF has `::=` between the name of a rule and
     /// its body.
     #[must_use]

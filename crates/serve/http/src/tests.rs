@@ -218,4 +218,9 @@ async fn structured_output_is_refused_without_its_feature() {
         (StatusCode::BAD_REQUEST, &json!("response_format"))
     );
     assert!(reply.to_string().contains("without the feature `grammar`"), "{reply}");
+    let grammar = json!({"type": "grammar", "syntax": "lark", "definition": "start: \"a\""});
+    let tool = json!({"type": "custom", "name": "patch", "format": grammar});
+    let (status, reply) = ask("/v1/responses", json!({"input": "x", "tools": [tool]})).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST, "{reply}");
+    assert!(reply.to_string().contains("without the feature `grammar`"), "{reply}");
 }
