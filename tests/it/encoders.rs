@@ -7,13 +7,14 @@ use futures::future::join_all;
 use serde_json::Value;
 use stolon::{Engine, EngineBuilder, EngineError, Error, ModelSource, Request};
 
-const EMBEDDERS: [&str; 10] = [
+const EMBEDDERS: [&str; 11] = [
     "bert",
     "xlm_roberta",
     "mpnet",
     "distilbert",
     "modernbert",
     "nomic_bert",
+    "nomic_bert_moe",
     "jina_bert",
     "embedding_gemma",
     "eurobert",
@@ -181,6 +182,7 @@ async fn gguf_files_match_sentence_transformers() {
         ("xlm_roberta-F32", 4e-6),
         ("modernbert-F32", 4e-6),
         ("nomic_bert-F32", 4e-6),
+        ("nomic_bert_moe-F32", 4e-6),
         ("jina_bert-F32", 4e-6),
         ("embedding_gemma-F32", 4e-6),
         ("eurobert-F32", 4e-6),

@@ -21,7 +21,7 @@ pub use head::{HeadActivation, HeadConfig, HeadLayer, ScoreActivation, ScoreConf
 pub(crate) use hf::{family, parse};
 pub use weights::{EncoderLayerWeights, EncoderMlpWeights, EncoderNormWeights, EncoderWeights};
 
-use crate::config::{HEAD_DIM_MAX, LAYERS_MAX};
+use crate::config::{ExpertsConfig, HEAD_DIM_MAX, LAYERS_MAX};
 use crate::error::ModelError;
 
 /// Maximum number of positions of a text. It bounds the table of biases by distance.
@@ -77,7 +77,7 @@ pub struct EncoderConfig {
     pub attention_bias: bool,
     /// Number of inner features of the MLPs.
     pub inner_size: usize,
-    /// The function of the inner features.
+    /// The function of the inner features of MLPs without experts.
     pub activation: EncoderActivation,
     /// Whether the projections to the inner features, and to their gates, have biases.
     pub inner_bias: bool,
@@ -173,12 +173,14 @@ impl EncoderActivation {
 }
 
 /// The properties of a layer that differ between layers.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EncoderLayer {
     /// The rotary embedding of queries and keys; `None` if they are not rotated.
     pub rope: Option<EncoderRope>,
     /// Number of positions that a token sees on each side; `None` if it sees all.
     pub window: Option<usize>,
+    /// The experts that are in the place of the MLP; `None` for an MLP.
+    pub experts: Option<ExpertsConfig>,
 }
 
 /// A rotary embedding: the angle of pair `i` of a head is the position times
@@ -201,7 +203,7 @@ impl EncoderRope {
     /// A layer that rotates queries and keys in this way, and that sees `window` positions on each
     /// side, or all.
     fn layer(self, window: Option<usize>) -> EncoderLayer {
-        EncoderLayer { rope: Some(self), window }
+        EncoderLayer { rope: Some(self), window, experts: None }
     }
 }
 
@@ -223,6 +225,9 @@ impl EncoderConfig {
         range("intermediate_size", self.inner_size, 1 << 24)?;
         range("num_hidden_layers", self.layers.len(), LAYERS_MAX)?;
         range("max_position_embeddings", self.max_positions, POSITIONS_MAX)?;
+        for experts in self.layers.iter().filter_map(|layer| layer.experts.as_ref()) {
+            experts.check(name, self.layers.len())?;
+        }
         if self.token_types > 16 {
             let got = self.token_types;
             return Err(ModelError::key(name, "type_vocab_size", "at most 16", got));

@@ -28,7 +28,7 @@ mod attention;
 mod convolution;
 mod delta_net;
 mod embed;
-mod experts;
+pub(crate) mod experts;
 mod feed_forward;
 mod head_input;
 mod latent;
@@ -45,7 +45,7 @@ mod profile;
 mod recurrent;
 mod regions;
 pub(crate) mod rope;
-mod routing;
+pub(crate) mod routing;
 mod row_states;
 mod selective;
 mod sequences;
@@ -455,7 +455,7 @@ impl Decoder {
             }
         }
         let mut hidden = vec![0.0; states.len()];
-        let norm = Norm::of(&self.config, Some(&self.final_norm), self.path);
+        let norm = Norm::of(self.config.hidden_size, Some(&self.final_norm), self.path);
         norm.rows(&states, &mut hidden, workers);
         if !kept.is_empty() {
             self.adapters.keep(&kept);
@@ -487,7 +487,7 @@ impl Decoder {
             return normed.pack(workers.for_pass(rows, 2 * width), &pairs[..rows * 2 * width]);
         }
         let x = &x[..rows * width];
-        let norm = Norm::of(&self.config, vectors, self.path);
+        let norm = Norm::of(self.config.hidden_size, vectors, self.path);
         norm.pack(x, normed, workers);
         for site in self.layers.get(index).map_or(vec![Site::Inputs], Layer::input_sites) {
             self.adapters.lower((index, site), self.path, workers, |row, out| {

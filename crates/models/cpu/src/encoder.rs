@@ -29,6 +29,7 @@ use stolon_kernels::{self as kernels, LayerNorm, Operands, Path};
 
 use crate::decoder::linear::Loader;
 use crate::decoder::rope::RopeTable;
+use crate::decoder::routing::Routing;
 use crate::full_kv::{FullKv, FullMask, FullShape};
 use crate::workers::Workers;
 use crate::{CpuOptions, memory};
@@ -74,6 +75,8 @@ struct Activations {
     mixed: Operands,
     /// The inner features of the MLP, packed.
     inner: Operands,
+    /// The experts that the rows use.
+    routing: Routing,
     /// The position of each row within its text.
     positions: Vec<u32>,
 }

@@ -91,6 +91,7 @@ impl Mlp {
             Inner::Plain { up, function } => {
                 let inner = updates.add(0, up.tiles(&tiles)?)?.to_dtype(DType::F32)?;
                 match function {
+                    PlainFunction::Gelu => inner.gelu_erf()?,
                     PlainFunction::GeluTanh => inner.gelu()?,
                     PlainFunction::SquaredRelu => inner.relu()?.sqr()?,
                 }

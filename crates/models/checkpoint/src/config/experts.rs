@@ -171,7 +171,7 @@ impl ExpertsConfig {
 
     /// Checks the documented ranges. `layers` is the number of layers with experts, and `file` the
     /// file's name in error messages.
-    pub(super) fn check(&self, file: &str, layers: usize) -> Result<(), ModelError> {
+    pub(crate) fn check(&self, file: &str, layers: usize) -> Result<(), ModelError> {
         let experts_max = EXPERTS_MAX.min(EXPERTS_TOTAL_MAX / layers.max(1));
         let ranges = [
             ("num_experts", self.count, experts_max),

@@ -69,6 +69,8 @@ pub enum GateFunction {
 /// The activation function of an MLP without a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlainFunction {
+    /// GELU with the error function.
+    Gelu,
     /// GELU in its tanh approximation (`gelu_pytorch_tanh`).
     GeluTanh,
     /// `max(x, 0)^2` (Nemotron-H).

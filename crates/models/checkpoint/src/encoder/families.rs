@@ -15,6 +15,8 @@ pub enum EncoderFamily {
     ModernBert,
     /// Nomic BERT: nomic-embed-text-v1 and v1.5.
     NomicBert,
+    /// Nomic BERT with a mixture of experts in each second layer: nomic-embed-text-v2-moe.
+    NomicBertMoe,
     /// JinaBERT, with ALiBi: jina-embeddings-v2.
     JinaBert,
     /// Gemma 3 with attention in both directions: EmbeddingGemma.
@@ -53,6 +55,12 @@ pub(super) struct ModuleNames {
     /// The same with the rows of the inner features first.
     pub(super) fused_up_gate: &'static str,
     pub(super) down: &'static str,
+    /// The projection to the scores of experts, if a layer has some.
+    pub(super) router: &'static str,
+    /// The tensors that have the projections of all experts: to the inner features, and back.
+    pub(super) all_experts: [&'static str; 2],
+    /// The tensor that is added to the output of all experts, if files have it.
+    pub(super) experts_bias: &'static str,
     pub(super) mlp_norm: &'static str,
     /// The norm of the MLP's output before it is added to the residual stream.
     pub(super) mlp_output_norm: &'static str,
@@ -77,6 +85,9 @@ const BERT: ModuleNames = ModuleNames {
     fused_gate_up: "",
     fused_up_gate: "",
     down: "output.dense",
+    router: "",
+    all_experts: ["", ""],
+    experts_bias: "",
     mlp_norm: "output.LayerNorm",
     mlp_output_norm: "",
     final_norm: "",
@@ -132,6 +143,14 @@ const NOMIC: ModuleNames = ModuleNames {
     ..BERT
 };
 
+const NOMIC_MOE: ModuleNames = ModuleNames {
+    up: "mlp.fc1",
+    router: "mlp.router.layer",
+    all_experts: ["mlp.experts.mlp.w1", "mlp.experts.mlp.w2"],
+    experts_bias: "mlp.experts.bias",
+    ..NOMIC
+};
+
 /// The names of llama.cpp for models with norms after attention and after the MLP. Its files of
 /// RoBERTa and DistilBERT have them, too.
 const GGUF: ModuleNames = ModuleNames {
@@ -151,6 +170,9 @@ const GGUF: ModuleNames = ModuleNames {
     fused_gate_up: "",
     fused_up_gate: "",
     down: "ffn_down",
+    router: "ffn_gate_inp",
+    all_experts: ["ffn_up_exps.weight", "ffn_down_exps.weight"],
+    experts_bias: "",
     mlp_norm: "layer_output_norm",
     mlp_output_norm: "post_ffw_norm",
     final_norm: "",
@@ -240,6 +262,7 @@ impl EncoderFamily {
         Some(match name {
             "bert" => Self::Bert,
             "nomic-bert" => Self::NomicBert,
+            "nomic-bert-moe" => Self::NomicBertMoe,
             "jina-bert-v2" => Self::JinaBert,
             "modern-bert" => Self::ModernBert,
             "gemma-embedding" => Self::Gemma,
@@ -274,6 +297,7 @@ impl EncoderFamily {
             Self::DistilBert => "DistilBERT",
             Self::ModernBert => "ModernBERT",
             Self::NomicBert => "Nomic BERT",
+            Self::NomicBertMoe => "Nomic BERT with experts",
             Self::JinaBert => "JinaBERT",
             Self::Gemma => "EmbeddingGemma",
             Self::EuroBert => "EuroBERT",
@@ -291,6 +315,7 @@ impl EncoderFamily {
             Self::DistilBert,
             Self::ModernBert,
             Self::NomicBert,
+            Self::NomicBertMoe,
             Self::JinaBert,
             Self::Gemma,
             Self::EuroBert,
@@ -310,6 +335,7 @@ impl EncoderFamily {
             Self::DistilBert => &DISTILBERT,
             Self::ModernBert => &MODERNBERT,
             Self::NomicBert => &NOMIC,
+            Self::NomicBertMoe => &NOMIC_MOE,
             Self::JinaBert => &JINA,
             Self::Gemma => &GEMMA,
             Self::EuroBert => &EUROBERT,

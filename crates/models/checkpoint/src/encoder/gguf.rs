@@ -6,6 +6,7 @@
 //! MLPs is not in the file. It is taken to be GELU, as in llama.cpp, but with the error function, as in
 //! transformers.
 
+use super::hf::{add_experts, softmax_experts};
 use super::{
     EncoderActivation, EncoderConfig, EncoderFamily, EncoderLayer, EncoderNorm, EncoderRope,
     LearnedPositions, NormOrder, ScoreBias, TensorNames,
@@ -111,7 +112,9 @@ fn refuse(keys: &Metadata<'_>, family: EncoderFamily) -> Result<(), ModelError> 
     {
         return Err(keys.unsupported("rope.scaling.type", "`none`", kind.shown()));
     }
-    keys.only("expert_count", 0.0)?;
+    if family != EncoderFamily::NomicBertMoe {
+        keys.only("expert_count", 0.0)?;
+    }
     if family == EncoderFamily::JinaBert {
         keys.only("attention.max_alibi_bias", 8.0)?;
     }
@@ -128,15 +131,25 @@ fn layers(keys: &Metadata<'_>, family: EncoderFamily) -> Result<Vec<EncoderLayer
     let rope = EncoderRope::unscaled(keys.float("rope.freq_base")?.unwrap_or(ROPE_THETA));
     let full = match family {
         EncoderFamily::NomicBert
+        | EncoderFamily::NomicBertMoe
         | EncoderFamily::ModernBert
         | EncoderFamily::Gemma
         | EncoderFamily::EuroBert => rope.layer(None),
-        _ => EncoderLayer { rope: None, window: None },
+        _ => EncoderLayer::default(),
     };
     // Every such layer sees all positions, the first or the last one of a group.
     let (step, last) = match family {
         EncoderFamily::ModernBert => (3, 0),
         EncoderFamily::Gemma => (6, 1),
+        EncoderFamily::NomicBertMoe => {
+            let mut layers = vec![full; count];
+            let [experts, used] =
+                ["expert_count", "expert_used_count"].map(|key| keys.required_size(key));
+            let experts =
+                softmax_experts(experts?, used?, keys.required_size("feed_forward_length")?);
+            add_experts(&mut layers, keys.required_size("moe_every_n_layers")?, experts);
+            return Ok(layers);
+        }
         _ => return Ok(vec![full; count]),
     };
     // The file has the length of the whole window.

@@ -237,6 +237,7 @@ impl HeadConfig {
                 ]
             }
             EncoderFamily::NomicBert
+            | EncoderFamily::NomicBertMoe
             | EncoderFamily::JinaBert
             | EncoderFamily::Gemma
             | EncoderFamily::EuroBert => {

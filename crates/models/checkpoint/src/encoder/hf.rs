@@ -6,7 +6,7 @@ use super::{
     EncoderActivation, EncoderConfig, EncoderFamily, EncoderLayer, EncoderNorm, EncoderRope,
     LearnedPositions, NormOrder, ScoreBias, TensorNames,
 };
-use crate::config::{Keys, LAYERS_MAX};
+use crate::config::{Activation, ExpertScores, ExpertsConfig, Keys, LAYERS_MAX, PlainFunction};
 use crate::error::ModelError;
 
 /// The buckets of MPNet, which are constants in its code.
@@ -23,6 +23,11 @@ pub(crate) fn family(config: &Value) -> Option<EncoderFamily> {
         // The same `model_type` is a language model otherwise.
         EncoderFamily::Gemma if config["use_bidirectional_attention"] != true => None,
         EncoderFamily::Bert if class.starts_with("JinaBert") => Some(EncoderFamily::JinaBert),
+        EncoderFamily::NomicBert
+            if config["num_experts"].as_u64().is_some_and(|count| count > 0) =>
+        {
+            Some(EncoderFamily::NomicBertMoe)
+        }
         EncoderFamily::Roberta if code.ends_with(".XLMRobertaFlashConfig") => {
             Some(EncoderFamily::JinaRoberta)
         }
@@ -49,6 +54,7 @@ pub(crate) fn parse(
         EncoderFamily::DistilBert => distilbert(&keys)?,
         EncoderFamily::ModernBert => modernbert(&keys)?,
         EncoderFamily::NomicBert => nomic_bert(&keys)?,
+        EncoderFamily::NomicBertMoe => nomic_bert_moe(&keys)?,
         EncoderFamily::JinaBert => jina_bert(&keys)?,
         EncoderFamily::Gemma => gemma(&keys)?,
         EncoderFamily::EuroBert => eurobert(&keys)?,
@@ -89,7 +95,7 @@ fn plain_layers(keys: &Keys<'_>, key: &str) -> Result<Vec<EncoderLayer>, ModelEr
     if count > LAYERS_MAX {
         return Err(keys.invalid(key, &format!("an integer from 1 to {LAYERS_MAX}")));
     }
-    Ok(vec![EncoderLayer { rope: None, window: None }; count])
+    Ok(vec![EncoderLayer::default(); count])
 }
 
 fn activation(keys: &Keys<'_>, key: &str) -> Result<EncoderActivation, ModelError> {
@@ -225,11 +231,7 @@ fn gte(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     }
     check_function(keys, "layer_norm_type", "layer_norm")?;
     check_function(keys, "hidden_act", "gelu")?;
-    for key in ["logn_attention_scale", "logn_attention_clip1"] {
-        if keys.flag(key)? == Some(true) {
-            return Err(keys.unsupported(key, "false"));
-        }
-    }
+    check_false(keys, &["logn_attention_scale", "logn_attention_clip1"])?;
     let config = bert(keys, EncoderFamily::Gte, None)?;
     let layer = gte_rope(keys, config.head_dim)?.layer(None);
     Ok(EncoderConfig {
@@ -311,6 +313,28 @@ fn check_absent(keys: &Keys<'_>, names: &[&str]) -> Result<(), ModelError> {
         Some(name) => Err(keys.unsupported(name, "nothing")),
         None => Ok(()),
     }
+}
+
+/// Refuses flags that change the result and are not computed.
+fn check_false(keys: &Keys<'_>, names: &[&str]) -> Result<(), ModelError> {
+    for name in names {
+        if keys.flag(name)? == Some(true) {
+            return Err(keys.unsupported(name, "false"));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses numbers that change the result and are not computed.
+fn check_zero(keys: &Keys<'_>, names: &[&str]) -> Result<(), ModelError> {
+    for name in names {
+        if keys.value(name).is_some_and(|value| *value != false)
+            && keys.number(name)?.is_some_and(|number| number > 0.0)
+        {
+            return Err(keys.unsupported(name, "nothing"));
+        }
+    }
+    Ok(())
 }
 
 /// `count` layers of two types, as `layer_types` says, or else `is_full` for the index of a layer.
@@ -440,38 +464,89 @@ fn modernbert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
 /// Nomic BERT, whose published configurations have the names of GPT-2, and the newer ones of
 /// transformers.
 fn nomic_bert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
+    check_false(keys, &["qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"])?;
+    let function = keys.name_of(["activation_function", "hidden_act"]);
+    if !matches!(keys.text(function)?, None | Some("swiglu" | "silu")) {
+        return Err(keys.unsupported(function, "`swiglu`"));
+    }
+    Ok(EncoderConfig {
+        attention_bias: false,
+        activation: EncoderActivation::SiluGate,
+        inner_bias: false,
+        down_bias: false,
+        ..nomic_layers(keys, EncoderFamily::NomicBert)?
+    })
+}
+
+/// Nomic BERT with a mixture of experts in the second of each `moe_every_n_layers` layers. The MLPs
+/// of the others, and the experts, have no gate.
+fn nomic_bert_moe(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
+    check_function(keys, "activation_function", "gelu")?;
+    check_zero(keys, &["num_shared_experts", "moe_normalize_expert_weights"])?;
+    check_false(keys, &["expert_choice_router"])?;
+    if keys.size("ffn_div")?.is_some_and(|divisor| divisor != 1) {
+        return Err(keys.unsupported("ffn_div", "1"));
+    }
+    let has = |key| Ok::<_, ModelError>(keys.flag(key)?.unwrap_or(true));
+    let mut config = nomic_layers(keys, EncoderFamily::NomicBertMoe)?;
+    let experts = softmax_experts(
+        keys.required("num_experts")?,
+        keys.required("moe_top_k")?,
+        config.inner_size,
+    );
+    add_experts(&mut config.layers, keys.required("moe_every_n_layers")?, experts);
+    Ok(EncoderConfig {
+        attention_bias: has("qkv_proj_bias")?,
+        inner_bias: has("mlp_fc1_bias")?,
+        down_bias: has("mlp_fc2_bias")?,
+        ..config
+    })
+}
+
+/// Experts without a gate, `per_token` of which a token uses, with the weights of a softmax over the
+/// scores of all.
+pub(super) fn softmax_experts(count: usize, per_token: usize, width: usize) -> ExpertsConfig {
+    ExpertsConfig {
+        count,
+        per_token,
+        width,
+        activation: Activation::Plain(PlainFunction::Gelu),
+        bias: false,
+        scores: ExpertScores::Softmax,
+        normalized: false,
+        router_bias: false,
+        groups: None,
+        scale: 1.0,
+        shared_width: None,
+        shared_gate: false,
+        scaled_router: false,
+        shifted: false,
+    }
+}
+
+/// Gives the second of each `step` layers experts; `step` is at least 1.
+pub(super) fn add_experts(layers: &mut [EncoderLayer], step: usize, experts: ExpertsConfig) {
+    for (_, layer) in layers.iter_mut().enumerate().filter(|(index, _)| index % step == 1) {
+        layer.experts = Some(experts);
+    }
+}
+
+/// What both kinds of Nomic BERT have.
+fn nomic_layers(keys: &Keys<'_>, family: EncoderFamily) -> Result<EncoderConfig, ModelError> {
     let sizes = SizeKeys {
         hidden: keys.name_of(["n_embd", "hidden_size"]),
         heads: keys.name_of(["n_head", "num_attention_heads"]),
         inner: keys.name_of(["n_inner", "intermediate_size"]),
         layers: keys.name_of(["n_layer", "num_hidden_layers"]),
     };
-    let config = base(keys, EncoderFamily::NomicBert, &sizes)?;
-    for (key, expected) in [
-        ("prenorm", false),
-        ("use_rms_norm", false),
-        ("rotary_emb_interleaved", false),
-        ("parallel_block", false),
-        ("qkv_proj_bias", false),
-        ("mlp_fc1_bias", false),
-        ("mlp_fc2_bias", false),
-        ("causal", false),
-    ] {
-        if keys.flag(key)?.is_some_and(|flag| flag != expected) {
-            return Err(keys.unsupported(key, &expected.to_string()));
-        }
-    }
-    for key in ["num_experts", "rotary_scaling_factor", "rotary_emb_scale_base"] {
-        if keys.number(key)?.is_some_and(|number| number > 0.0) {
-            return Err(keys.unsupported(key, "nothing"));
-        }
-    }
+    let config = base(keys, family, &sizes)?;
+    check_false(
+        keys,
+        &["prenorm", "use_rms_norm", "rotary_emb_interleaved", "parallel_block", "causal"],
+    )?;
+    check_zero(keys, &["rotary_scaling_factor", "rotary_emb_scale_base"])?;
     if keys.number("rotary_emb_fraction")?.is_some_and(|fraction| fraction != 1.0) {
         return Err(keys.unsupported("rotary_emb_fraction", "1"));
-    }
-    let function = keys.name_of(["activation_function", "hidden_act"]);
-    if !matches!(keys.text(function)?, None | Some("swiglu" | "silu")) {
-        return Err(keys.unsupported(function, "`swiglu`"));
     }
     let ropes = keys.object("rope_parameters")?;
     let newer = match &ropes {
@@ -493,10 +568,6 @@ fn nomic_bert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
             Some(eps) => eps,
             None => keys.positive_f32("layer_norm_eps")?.unwrap_or(1e-12),
         },
-        attention_bias: false,
-        activation: EncoderActivation::SiluGate,
-        inner_bias: false,
-        down_bias: false,
         layers: vec![layer; config.layers.len()],
         ..config
     })
@@ -514,6 +585,13 @@ mod tests {
     }
 
     fn small(kind: &str) -> Value {
+        if kind == "nomic_bert_moe" {
+            let mut config = small("nomic_bert");
+            for (key, value) in [("num_experts", 8), ("moe_top_k", 2), ("moe_every_n_layers", 2)] {
+                config[key] = json!(value);
+            }
+            return config;
+        }
         json!({
             "model_type": kind, "vocab_size": 30, "hidden_size": 32, "num_attention_heads": 4,
             "num_hidden_layers": 3, "intermediate_size": 64, "max_position_embeddings": 20,
@@ -558,6 +636,10 @@ mod tests {
             (config.inner_size, config.layers[0].rope),
             (64, Some(EncoderRope::unscaled(1000.0)))
         );
+        let config = read(&small("nomic_bert_moe")).expect("valid");
+        let counts: Vec<_> =
+            config.layers.iter().map(|layer| layer.experts.map(|own| own.count)).collect();
+        assert_eq!(counts, [None, Some(8), None]);
     }
 
     /// Goal: values out of range, and options that would change the output, are refused by their key
@@ -588,7 +670,15 @@ mod tests {
             ("modernbert", "local_rope_theta", json!(-1)),
             ("nomic_bert", "prenorm", json!(true)),
             ("nomic_bert", "rotary_emb_fraction", json!(0.5)),
-            ("nomic_bert", "num_experts", json!(8)),
+            ("nomic_bert_moe", "num_experts", json!(1 << 20)),
+            ("nomic_bert_moe", "moe_top_k", json!(9)),
+            ("nomic_bert_moe", "moe_every_n_layers", json!(0)),
+            ("nomic_bert_moe", "moe_normalize_expert_weights", json!(1)),
+            ("nomic_bert_moe", "moe_normalize_expert_weights", json!(true)),
+            ("nomic_bert_moe", "num_shared_experts", json!(1)),
+            ("nomic_bert_moe", "expert_choice_router", json!(true)),
+            ("nomic_bert_moe", "activation_function", json!("swiglu")),
+            ("nomic_bert_moe", "ffn_div", json!(2)),
             ("eurobert", "hidden_act", json!("gelu")),
             ("eurobert", "head_dim", json!(16)),
             ("eurobert", "num_key_value_heads", json!(3)),
@@ -606,6 +696,7 @@ mod tests {
             let related = [
                 "num_attention_heads",
                 "max_position_embeddings",
+                "num_experts_per_tok",
                 "rope_type",
                 "rope_scaling.type",
             ];

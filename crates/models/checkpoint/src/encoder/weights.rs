@@ -1,7 +1,11 @@
 //! The weights of an encoder: the names, shapes and kinds of all tensors.
 
-use super::{EncoderConfig, EncoderNorm, ScoreBias};
-use crate::config::{LinearWeights, TensorRole, TensorSpec};
+use super::families::ModuleNames;
+use super::{EncoderConfig, EncoderNorm, ScoreBias, TensorNames};
+use crate::config::{
+    ExpertsConfig, ExpertsWeights, LinearWeights, MlpInputs, MlpWeights, PlainFunction, TensorRole,
+    TensorSpec,
+};
 use crate::error::ModelError;
 use crate::weights::Weights;
 
@@ -14,19 +18,30 @@ pub struct EncoderNormWeights {
     pub bias: Option<TensorSpec>,
 }
 
-/// The projections of an MLP.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EncoderMlpWeights {
-    /// The projection to the gate, `[inner_size, hidden_size]`, if there is one.
-    pub gate: Option<LinearWeights>,
-    /// The projection to the inner features, `[inner_size, hidden_size]`.
-    pub up: LinearWeights,
-    /// The projection of the inner features, `[hidden_size, inner_size]`.
-    pub down: LinearWeights,
+/// The weights of an MLP, or of the experts in its place.
+#[allow(clippy::large_enum_variant, reason = "there is one per layer, while a model is loaded")]
+#[derive(Clone, Debug, PartialEq)]
+pub enum EncoderMlpWeights {
+    /// The projections of an MLP.
+    Dense {
+        /// The projection to the gate, `[inner_size, hidden_size]`, if there is one.
+        gate: Option<LinearWeights>,
+        /// The projection to the inner features, `[inner_size, hidden_size]`.
+        up: LinearWeights,
+        /// The projection of the inner features, `[hidden_size, inner_size]`.
+        down: LinearWeights,
+    },
+    /// A mixture of experts.
+    Experts {
+        /// The router and the experts.
+        experts: ExpertsWeights,
+        /// A bias of the sum of their outputs, `[hidden_size]`, if there is one.
+        bias: Option<TensorSpec>,
+    },
 }
 
 /// The weights of one layer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct EncoderLayerWeights {
     /// The projections to queries, `[heads * head_dim, hidden_size]`, and to keys and values,
     /// `[kv_heads * head_dim, hidden_size]` each.
@@ -49,7 +64,7 @@ pub struct EncoderLayerWeights {
 }
 
 /// All weights of an encoder.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct EncoderWeights {
     /// The embedding of tokens, `[vocab_size, hidden_size]`.
     pub tokens: TensorSpec,
@@ -122,17 +137,48 @@ impl EncoderConfig {
             output: attention(names.output, [hidden, queries]),
             attention_norm: (!is_first).then(|| self.norm(&at(names.attention_norm))),
             attention_output_norm: is_around.then(|| self.norm(&at(names.attention_output_norm))),
-            mlp: EncoderMlpWeights {
-                gate: self
-                    .activation
-                    .is_gated()
-                    .then(|| mlp(names.gate, [inner, hidden], self.inner_bias)),
-                up: mlp(names.up, [inner, hidden], self.inner_bias),
-                down: mlp(names.down, [hidden, inner], self.down_bias),
+            mlp: match &self.layers[index].experts {
+                Some(config) => self.experts(config, names, &self.layer_prefix(index)),
+                None => EncoderMlpWeights::Dense {
+                    gate: self
+                        .activation
+                        .is_gated()
+                        .then(|| mlp(names.gate, [inner, hidden], self.inner_bias)),
+                    up: mlp(names.up, [inner, hidden], self.inner_bias),
+                    down: mlp(names.down, [hidden, inner], self.down_bias),
+                },
             },
             mlp_norm: self.norm(&at(names.mlp_norm)),
             mlp_output_norm: is_around.then(|| self.norm(&at(names.mlp_output_norm))),
         }
+    }
+
+    /// The experts of the layer whose tensors have the prefix `at`. Those of one expert have names
+    /// that no file has: [`Self::prepare`] gives them.
+    fn experts(&self, config: &ExpertsConfig, names: &ModuleNames, at: &str) -> EncoderMlpWeights {
+        let (hidden, inner) = (self.hidden_size, config.width);
+        let expert = |index: usize| {
+            let part =
+                |name: &str, shape| linear(&format!("{at}experts.{index}.{name}"), shape, false);
+            let up = part("up", [inner, hidden]);
+            let inputs = MlpInputs::Plain(up, PlainFunction::Gelu);
+            MlpWeights { inputs, down: part("down", [hidden, inner]), output_factor: 1.0 }
+        };
+        let bias = (!names.experts_bias.is_empty()).then(|| TensorSpec {
+            name: format!("{at}{}", names.experts_bias),
+            shape: vec![hidden],
+            role: TensorRole::Bias,
+        });
+        let experts = ExpertsWeights {
+            config: *config,
+            router_norm: None,
+            router: linear(&format!("{at}{}", names.router), [config.count, hidden], false),
+            bias: None,
+            factors: None,
+            experts: (0..config.count).map(expert).collect(),
+            shared: None,
+        };
+        EncoderMlpWeights::Experts { experts, bias }
     }
 
     /// Whether a tensor with this name belongs to a layer or to the norm of the embeddings. Some files
@@ -205,10 +251,21 @@ impl EncoderConfig {
                 mlp_norm,
                 mlp_output_norm,
             } = layer;
-            let EncoderMlpWeights { gate, up, down } = mlp;
-            let linears = qkv.into_iter().chain([output]).chain(gate).chain([up, down]);
+            let mut linears = [qkv.into(), vec![output]].concat();
+            match mlp {
+                EncoderMlpWeights::Dense { gate, up, down } => {
+                    linears.extend(gate.into_iter().chain([up, down]));
+                }
+                EncoderMlpWeights::Experts { experts, bias } => {
+                    linears.push(experts.router);
+                    linears.extend(experts.experts.into_iter().flat_map(MlpWeights::linears));
+                    list.extend(bias);
+                }
+            }
             list.extend(
-                linears.flat_map(|LinearWeights { weight, bias }| [weight].into_iter().chain(bias)),
+                linears
+                    .into_iter()
+                    .flat_map(|LinearWeights { weight, bias }| [weight].into_iter().chain(bias)),
             );
             list.extend(head_norms.into_iter().flatten());
             let optional = [attention_norm, attention_output_norm, mlp_output_norm];
@@ -268,9 +325,23 @@ impl EncoderConfig {
                 }
             };
             add(names.fused_qkv, layer.qkv.into());
-            let EncoderMlpWeights { gate, up, down: _ } = layer.mlp;
-            add(names.fused_up_gate, [up.clone()].into_iter().chain(gate.clone()).collect());
-            add(names.fused_gate_up, gate.into_iter().chain([up]).collect());
+            match layer.mlp {
+                EncoderMlpWeights::Dense { gate, up, down: _ } => {
+                    let up = [up];
+                    add(names.fused_up_gate, up.iter().chain(&gate).cloned().collect());
+                    add(names.fused_gate_up, gate.into_iter().chain(up).collect());
+                }
+                EncoderMlpWeights::Experts { experts, bias: _ } => {
+                    let is_transposed = self.names == TensorNames::HuggingFace;
+                    let linears = experts.experts.into_iter().map(MlpWeights::linears);
+                    let [ups, downs] = [0, 1].map(|part| {
+                        linears.clone().map(|linears| linears[part].weight.clone()).collect()
+                    });
+                    let [up, down] = names.all_experts.map(|name| format!("{prefix}{name}"));
+                    weights.divide_experts(&up, ups, false)?;
+                    weights.divide_experts(&down, downs, is_transposed)?;
+                }
+            }
         }
         weights.split_stacked(stacked)
     }

@@ -94,6 +94,7 @@ pub(crate) fn load(
     // The code of these is implemented.
     let implemented = [
         EncoderFamily::NomicBert,
+        EncoderFamily::NomicBertMoe,
         EncoderFamily::JinaBert,
         EncoderFamily::EuroBert,
         EncoderFamily::Gte,

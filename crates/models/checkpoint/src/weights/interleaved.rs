@@ -24,6 +24,7 @@
 use std::ops::Range;
 
 use super::{Stored, TensorType, Weights};
+use crate::config::TensorSpec;
 use crate::error::ModelError;
 
 /// Maximum number of experts of a tensor.
@@ -116,6 +117,41 @@ impl Interleaved {
 fn ggml_order(block: &[u8; BLOCK_BYTES]) -> [u8; BLOCK_BYTES] {
     let weight = |index: usize| block[index / 2] >> (4 * (index % 2)) & 15;
     std::array::from_fn(|index| weight(index) | weight(index + BLOCK_BYTES) << 4)
+}
+
+impl Weights {
+    /// Divides a tensor that has the matrices of all experts one after the other, as `[experts * rows,
+    /// columns]` or `[experts, rows, columns]`, into `experts`, matrices of one shape. With
+    /// `is_transposed`, each is stored as `[columns, rows]`.
+    ///
+    /// # Errors
+    /// [`ModelError::WrongShape`].
+    pub(crate) fn divide_experts(
+        &mut self,
+        name: &str,
+        experts: Vec<TensorSpec>,
+        is_transposed: bool,
+    ) -> Result<(), ModelError> {
+        let (Some(found), Some(first)) = (self.tensors.get(name), experts.first()) else {
+            return Ok(());
+        };
+        let (count, mut shape) = (experts.len(), first.shape.clone());
+        if is_transposed {
+            shape.reverse();
+        }
+        match found.shape.len() {
+            3 => shape.insert(0, count),
+            _ => shape[0] *= count,
+        }
+        let Some(stored) = self.take_whole(name, shape)? else { return Ok(()) };
+        let (start, len) = (stored.range.start, stored.range.len() / count);
+        for (index, TensorSpec { name, shape, role: _ }) in experts.into_iter().enumerate() {
+            let range = start + index * len..start + (index + 1) * len;
+            let interleaved = is_transposed.then_some(Interleaved::TRANSPOSED);
+            self.insert(name, Stored { shape, range, interleaved, ..stored.clone() })?;
+        }
+        Ok(())
+    }
 }
 
 /// Replaces tensors that combine all experts in `weights` with tensors of each expert and

@@ -10,7 +10,7 @@
 
 use stolon_checkpoint::adapter::{ExpertSite, Site};
 use stolon_checkpoint::config::{
-    DecoderConfig, DenseAndExpertsWeights, ExpertsConfig, ExpertsWeights, SharedExpertWeights,
+    DenseAndExpertsWeights, ExpertsConfig, ExpertsWeights, SharedExpertWeights,
 };
 use stolon_checkpoint::error::ModelError;
 use stolon_kernels::{
@@ -27,7 +27,7 @@ use crate::workers::Workers;
 
 /// The weights of a layer's mixture of experts.
 #[derive(Debug)]
-pub(super) struct Experts {
+pub(crate) struct Experts {
     config: ExpertsConfig,
     /// The norm of the router's input; `None` if the router reads the input of the experts.
     router_norm: Option<NormVectors>,
@@ -46,7 +46,7 @@ pub(super) struct Experts {
 
 impl Experts {
     /// Loads the experts that `spec` describes.
-    pub(super) fn load(spec: &ExpertsWeights, loader: &mut Loader<'_>) -> Result<Self, ModelError> {
+    pub(crate) fn load(spec: &ExpertsWeights, loader: &mut Loader<'_>) -> Result<Self, ModelError> {
         let ExpertsWeights { config, router_norm, router, bias, factors, experts, shared } = spec;
         let router_norm = NormVectors::optional(router_norm.as_ref(), loader)?;
         let router_norm = router_norm.map(NormVectors::of_router);
@@ -71,6 +71,23 @@ impl Experts {
     pub(super) fn bytes(&self) -> usize {
         let gate = self.shared_gate.as_ref().map_or(0, Linear::bytes);
         self.router.bytes() + gate + self.experts.iter().map(Mlp::bytes).sum::<usize>()
+    }
+
+    /// Adds the outputs of the experts to the rows of `x`, `[rows, hidden_size]`, which the experts read
+    /// as they are, without adapters. The others are buffers.
+    pub(crate) fn add_to(
+        &self,
+        x: &mut [f32],
+        [normed, inner]: [&mut Operands; 2],
+        routing: &mut Routing,
+        (path, workers): (Path, &Workers),
+    ) {
+        let width = self.router.matrix.in_features();
+        let pass =
+            ExpertsPass { width, residual_scale: 1.0, path, workers, experts: self, index: 0 };
+        let (mut adapters, mut profile) = (AdapterRows::default(), Profile::new());
+        pass.route(Norm::of(width, None, path), x, normed, routing, &mut adapters);
+        pass.add(x, [normed, inner], routing, &mut adapters, &mut profile);
     }
 }
 
@@ -110,7 +127,10 @@ impl DenseAndExperts {
 /// The forward pass of a layer's mixture of experts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExpertsPass<'a> {
-    pub(super) config: &'a DecoderConfig,
+    /// Number of elements of a row.
+    pub(super) width: usize,
+    /// The factor of what is added to a row.
+    pub(super) residual_scale: f32,
     pub(super) path: Path,
     pub(super) workers: &'a Workers,
     pub(super) experts: &'a Experts,
@@ -141,7 +161,7 @@ impl ExpertsPass<'_> {
         self.gather(&groups, routing, normed);
         let used: Vec<ExpertRow<'_>> =
             groups.iter().map(|(group, _)| (group.expert, routing.rows(group))).collect();
-        let (at, hidden) = ((self.index, ExpertSite::GateUp), self.config.hidden_size);
+        let (at, hidden) = ((self.index, ExpertSite::GateUp), self.width);
         adapters.lower_experts(at, &used, (self.path, self.workers), |expert, row, out| {
             let row = used[expert].1[row] as usize;
             out.copy_from_slice(&routing.normed[row * hidden..][..hidden]);
@@ -209,7 +229,7 @@ impl ExpertsPass<'_> {
 
     /// Packs the rows of each group.
     fn gather(&self, groups: &[(&ExpertGroup, &Mlp)], routing: &Routing, normed: &mut Operands) {
-        let hidden = self.config.hidden_size;
+        let hidden = self.width;
         let total: usize = groups.iter().map(|(group, _)| routing.rows(group).len()).sum();
         normed.fill(self.workers.for_pass(total, hidden), |group, first, block| {
             let rows = &routing.rows(groups[group].0)[first..];
@@ -227,7 +247,6 @@ impl ExpertsPass<'_> {
         inner: &Operands,
         x: &mut [f32],
     ) {
-        let residual_scale = self.config.residual_scale.unwrap_or(1.0);
         let weighted: Vec<_> = groups
             .iter()
             .zip(updates)
@@ -235,7 +254,7 @@ impl ExpertsPass<'_> {
                 let weights = routing.weights(group);
                 updates.then([0], move |sums: RowSums<'_>| {
                     mlp.down.add_bias(self.path, sums.feature, sums.first);
-                    let weight = weights[sums.row] * residual_scale;
+                    let weight = weights[sums.row] * self.residual_scale;
                     sums.first.iter_mut().for_each(|sum| *sum *= weight);
                 })
             })
@@ -264,7 +283,7 @@ impl ExpertsPass<'_> {
         adapters: &mut AdapterRows,
     ) {
         let Experts { config, router_norm, router, shared_gate, .. } = self.experts;
-        let hidden = self.config.hidden_size;
+        let hidden = self.width;
         let rows = x.len() / hidden;
         routing.reset(config, rows, hidden);
         norm.rows(x, &mut routing.normed, self.workers);
@@ -272,7 +291,7 @@ impl ExpertsPass<'_> {
         let readers: Vec<&Matrix> = gates.map(|gate| &gate.matrix).collect();
         normed.reset(rows, &readers);
         match router_norm {
-            Some(own) => Norm::of(self.config, Some(own), self.path).pack(x, normed, self.workers),
+            Some(own) => Norm::of(hidden, Some(own), self.path).pack(x, normed, self.workers),
             None => normed.pack(self.workers.for_pass(rows, hidden), &routing.normed),
         }
         let at = (self.index, Site::Routers);

@@ -87,7 +87,7 @@ impl MlpPass<'_> {
     /// Normalizes the residual stream for experts, and chooses them.
     fn route(&mut self, experts: &Experts, norm: Option<&NormVectors>) {
         let Activations { x, normed, routing, .. } = &mut *self.activations;
-        let norm = Norm::of(self.config, norm, self.path);
+        let norm = Norm::of(self.config.hidden_size, norm, self.path);
         let x = &x[..self.rows * self.config.hidden_size];
         let pass = experts_pass(experts, self.index, (self.config, self.path, self.workers));
         pass.route(norm, x, normed, routing, self.adapters);
@@ -116,7 +116,7 @@ impl MlpPass<'_> {
         residual.multiply(inner, Sink::Rows(&mut *projected), workers);
         self.profile.mark(Stage::Down);
 
-        let norm = Norm::of(config, Some(&both.experts_input_norm), path);
+        let norm = Norm::of(config.hidden_size, Some(&both.experts_input_norm), path);
         let pass = experts_pass(&both.experts, index, (config, path, workers));
         pass.route(norm, x, normed, routing, self.adapters);
         mixture.fill(0.0);
@@ -150,7 +150,7 @@ impl MlpPass<'_> {
         let x = &x[..rows * config.hidden_size];
         let matrices = mlp.inputs();
         if !layer.parallel {
-            let norm = Norm::of(config, layer.mlp_input_norm.as_ref(), path);
+            let norm = Norm::of(config.hidden_size, layer.mlp_input_norm.as_ref(), path);
             normed.reset(rows, &matrices);
             norm.pack(x, normed, workers);
             self.adapters.lower((index, Site::GateUp), path, workers, |row, out| {
@@ -187,7 +187,8 @@ fn experts_pass<'a>(
     index: usize,
     (config, path, workers): (&'a DecoderConfig, Path, &'a Workers),
 ) -> ExpertsPass<'a> {
-    ExpertsPass { config, path, workers, experts, index }
+    let (width, residual_scale) = (config.hidden_size, config.residual_scale.unwrap_or(1.0));
+    ExpertsPass { width, residual_scale, path, workers, experts, index }
 }
 
 /// The down projection of an MLP, without a norm. `updates` are the updates of it by adapters.

@@ -118,7 +118,7 @@ impl Eagle3 {
             let part = width / self.state_norms.len();
             let parts = states.chunks_exact(part).zip(out.chunks_exact_mut(part));
             for (norm, (states, out)) in self.state_norms.iter().zip(parts) {
-                Norm::of(model, Some(norm), path).apply(states, out);
+                Norm::of(model.hidden_size, Some(norm), path).apply(states, out);
             }
         });
         let mut features = vec![0.0; rows * model.hidden_size];
@@ -158,7 +158,11 @@ impl Decoder {
             return x.to_vec();
         }
         let mut states = vec![0.0; x.len()];
-        Norm::of(&self.config, Some(&self.final_norm), self.path).rows(x, &mut states, workers);
+        Norm::of(self.config.hidden_size, Some(&self.final_norm), self.path).rows(
+            x,
+            &mut states,
+            workers,
+        );
         states
     }
 
@@ -168,7 +172,7 @@ impl Decoder {
         let Some(input) = &mut self.head_input else { return };
         let (path, width) = (self.path, self.config.hidden_size);
         let x = &mut self.activations.x[..rows * width];
-        let norm = |vectors| Norm::of(&self.config, vectors, path);
+        let norm = |vectors| Norm::of(self.config.hidden_size, vectors, path);
         let HeadInput { kind, hidden_norm, states, joined } = input;
         let of_state = norm(Some(hidden_norm));
         match kind {

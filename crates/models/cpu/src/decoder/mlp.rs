@@ -85,6 +85,7 @@ impl Mlp {
             Inner::Plain { up, function } => {
                 up.add_bias(path, feature, first);
                 match function {
+                    PlainFunction::Gelu => kernels::gelu_in_place(path, first),
                     PlainFunction::GeluTanh => kernels::gelu_tanh_in_place(path, first),
                     PlainFunction::SquaredRelu => kernels::squared_relu_in_place(path, first),
                 }

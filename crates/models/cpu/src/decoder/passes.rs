@@ -92,8 +92,8 @@ pub(super) struct Norm<'a> {
 }
 
 impl<'a> Norm<'a> {
-    pub(super) fn of(config: &DecoderConfig, vectors: Option<&'a NormVectors>, path: Path) -> Self {
-        Self { vectors, width: config.hidden_size, path }
+    pub(super) fn of(width: usize, vectors: Option<&'a NormVectors>, path: Path) -> Self {
+        Self { vectors, width, path }
     }
 
     /// Normalizes the rows of `x` and packs them into `out`.

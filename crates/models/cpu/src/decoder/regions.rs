@@ -188,7 +188,7 @@ impl Decoder {
         let x: Vec<f32> =
             rows.filter(|(_, wanted)| **wanted).flat_map(|(row, _)| row).copied().collect();
         let mut normed = vec![0.0; x.len()];
-        let norm = Norm::of(&self.config, regions.norm.as_ref(), self.path);
+        let norm = Norm::of(self.config.hidden_size, regions.norm.as_ref(), self.path);
         norm.rows(&x, &mut normed, workers);
         let more = regions.logits(&normed, workers);
         let mut all = Vec::with_capacity(logits.len() + more.len());

@@ -6,7 +6,7 @@ use crate::workers::Workers;
 
 /// The experts that the rows of a step use in one layer. The buffers are reused.
 #[derive(Debug, Default)]
-pub(super) struct Routing {
+pub(crate) struct Routing {
     /// The normalized residual stream, `[rows, hidden_size]`.
     pub(super) normed: Vec<f32>,
     /// The router's scores, `[rows, experts]`.

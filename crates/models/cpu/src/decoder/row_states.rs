@@ -43,7 +43,7 @@ impl Decoder {
         let Some(layers) = layers else {
             if count == self.layers.len() {
                 values.resize(x.len(), 0.0);
-                let norm = Norm::of(&self.config, Some(&self.final_norm), self.path);
+                let norm = Norm::of(self.config.hidden_size, Some(&self.final_norm), self.path);
                 norm.rows(x, values, workers);
             }
             return;

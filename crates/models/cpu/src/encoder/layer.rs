@@ -1,4 +1,4 @@
-//! One layer: attention over whole texts, and an MLP.
+//! One layer: attention over whole texts, and an MLP or a mixture of experts.
 
 use stolon_checkpoint::encoder::{
     EncoderActivation, EncoderConfig, EncoderLayerWeights, EncoderMlpWeights, EncoderNormWeights,
@@ -8,6 +8,7 @@ use stolon_checkpoint::error::ModelError;
 use stolon_kernels::{self as kernels, HeadNorm, Matrix, Operands, Path, Product, RowSums, Sink};
 
 use super::{Activations, Norm};
+use crate::decoder::experts::Experts;
 use crate::decoder::linear::{Linear, Loader, project};
 use crate::decoder::rope::{RopeTable, Rotation};
 use crate::full_kv::{FullKv, FullMask};
@@ -24,12 +25,27 @@ pub(super) struct Layer {
     attention_norm: Option<Norm>,
     /// `None` if attention's output is added as it is.
     attention_output_norm: Option<Norm>,
-    gate: Option<Linear>,
-    up: Linear,
-    down: Linear,
+    mlp: Mlp,
     mlp_norm: Norm,
     /// `None` if the MLP's output is added as it is.
     mlp_output_norm: Option<Norm>,
+}
+
+/// What computes features of its own for each row.
+#[derive(Debug)]
+enum Mlp {
+    /// An MLP, with a gate or without.
+    Dense(Dense),
+    /// A mixture of experts, and what is added to their output.
+    Experts(Experts, Option<Vec<f32>>),
+}
+
+/// The projections of an MLP.
+#[derive(Debug)]
+struct Dense {
+    gate: Option<Linear>,
+    up: Linear,
+    down: Linear,
 }
 
 /// The keys and values of the layer, the mask of its attention, and the rotations of its queries and
@@ -52,7 +68,6 @@ impl Layer {
             mlp_norm,
             mlp_output_norm,
         } = weights;
-        let EncoderMlpWeights { gate, up, down } = mlp;
         let mut optional = |norm: &Option<EncoderNormWeights>| {
             norm.as_ref().map(|norm| Norm::load(norm, config, loader)).transpose()
         };
@@ -68,9 +83,17 @@ impl Layer {
             output: loader.linear(output)?,
             attention_norm,
             attention_output_norm,
-            gate: loader.optional(gate.as_ref())?,
-            up: loader.linear(up)?,
-            down: loader.linear(down)?,
+            mlp: match mlp {
+                EncoderMlpWeights::Dense { gate, up, down } => Mlp::Dense(Dense {
+                    gate: loader.optional(gate.as_ref())?,
+                    up: loader.linear(up)?,
+                    down: loader.linear(down)?,
+                }),
+                EncoderMlpWeights::Experts { experts, bias } => Mlp::Experts(
+                    Experts::load(experts, loader)?,
+                    loader.optional_vector(bias.as_ref())?,
+                ),
+            },
             mlp_norm: Norm::load(mlp_norm, config, loader)?,
             mlp_output_norm,
         })
@@ -84,7 +107,8 @@ impl Layer {
         (kv, mask, rotations): Attention<'_>,
         (path, workers): (Path, &Workers),
     ) {
-        let Activations { x, spare, normed, q, attended, mixed, inner, positions } = activations;
+        let Activations { x, spare, normed, q, attended, mixed, inner, routing, positions } =
+            activations;
         let (rows, width) = (positions.len(), config.hidden_size);
         let is_before = config.order != NormOrder::After;
         let readers = [0, 1, 2].map(|part| &self.qkv[part].matrix);
@@ -103,24 +127,42 @@ impl Layer {
             norm.replace(x, spare, path, workers);
         }
 
-        let inputs: Vec<&Matrix> =
-            self.gate.iter().chain([&self.up]).map(|linear| &linear.matrix).collect();
-        let norm = Some(&self.mlp_norm).filter(|_| is_before);
-        pack(x, norm, normed, &inputs, (path, workers));
-        inner.reset(rows, &[&self.down.matrix]);
-        let activate = |sums: RowSums<'_>| self.activate(config.activation, path, sums);
-        let product = Product {
-            group: 0,
-            matrices: &inputs,
-            step: 1,
-            epilogue: Some(&activate),
-            sink: Sink::Operands(inner.only()),
-        };
-        kernels::multiply(path, workers.for_products(&inputs, rows), normed, &mut [product]);
-        add(&self.down, inner, self.mlp_output_norm.as_ref(), (x, spare), (path, workers));
+        match &self.mlp {
+            Mlp::Dense(mlp) => {
+                let inputs = mlp.inputs();
+                let norm = Some(&self.mlp_norm).filter(|_| is_before);
+                pack(x, norm, normed, &inputs, (path, workers));
+                inner.reset(rows, &[&mlp.down.matrix]);
+                let activate = |sums: RowSums<'_>| mlp.activate(config.activation, path, sums);
+                let product = Product {
+                    group: 0,
+                    matrices: &inputs,
+                    step: 1,
+                    epilogue: Some(&activate),
+                    sink: Sink::Operands(inner.only()),
+                };
+                let threads = workers.for_products(&inputs, rows);
+                kernels::multiply(path, threads, normed, &mut [product]);
+                let norm = self.mlp_output_norm.as_ref();
+                add(&mlp.down, inner, norm, (x, spare), (path, workers));
+            }
+            Mlp::Experts(experts, bias) => {
+                experts.add_to(x, [normed, inner], routing, (path, workers));
+                if let Some(bias) = bias {
+                    x.chunks_exact_mut(width).for_each(|row| kernels::add(path, row, bias));
+                }
+            }
+        }
         if !is_before {
             self.mlp_norm.replace(x, spare, path, workers);
         }
+    }
+}
+
+impl Dense {
+    /// The matrices that the input is multiplied with.
+    fn inputs(&self) -> Vec<&Matrix> {
+        self.gate.iter().chain([&self.up]).map(|linear| &linear.matrix).collect()
     }
 
     /// The epilogue of the projections to the inner features: adds the biases and applies the
