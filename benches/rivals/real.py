@@ -26,7 +26,6 @@ Tasks:
 """
 
 import argparse
-import contextlib
 import http.client
 import json
 import math

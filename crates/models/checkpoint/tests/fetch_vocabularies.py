@@ -19,8 +19,8 @@ import tempfile
 import urllib.request
 from unittest import mock
 
-CRATES = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(CRATES / "text" / "tests" / "fixtures"))
+ROOT = pathlib.Path(__file__).resolve().parents[4]
+sys.path.insert(0, str(ROOT / "crates/models/text/tests/fixtures"))
 import make_chat_fixtures as chat  # noqa: E402
 import jinja2  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402

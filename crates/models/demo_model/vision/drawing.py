@@ -8,12 +8,11 @@ does on those of other programs.
 
 import json
 import math
-import random
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from pictures import PLACES, Scene, Thing
+from pictures import Scene, Thing
 
 HERE = Path(__file__).parent
 # Drawn so many times larger, and then reduced, for smooth edges.

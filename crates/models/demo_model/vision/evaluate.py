@@ -7,7 +7,6 @@ likely ones, which is what greedy decoding gives. Coordinates also count as near
 
 import argparse
 import io
-import json
 import random
 import re
 from collections import Counter
