@@ -24,6 +24,7 @@ const PROMPT_END: usize = 16;
 
 /// A function that a model may call.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct ToolSpec {
     /// The name; see [`ToolSpec::is_name`].
     pub name: String,
@@ -42,6 +43,11 @@ pub struct ToolSpec {
 impl ToolSpec {
     /// Maximum length of a name in bytes.
     pub const MAX_NAME: usize = 256;
+
+    /// A function without a description, whose arguments need not follow `parameters`.
+    pub fn new(name: impl Into<String>, parameters: Value) -> Self {
+        Self { name: name.into(), description: None, parameters, strict: false, arguments: None }
+    }
 
     /// Whether a function can have this name: letters and digits of ASCII, `_`, `-` and `.`, and at
     /// most [`ToolSpec::MAX_NAME`] of them.
@@ -228,13 +234,10 @@ impl Engine {
     /// use stolon::{AnswerRules, ChatMessage, Engine, Request, ToolSpec};
     ///
     /// # async fn weather(engine: Engine) -> Result<(), stolon::Error> {
-    /// let weather = ToolSpec {
-    ///     name: "weather".to_owned(),
-    ///     description: Some("The weather in a city.".to_owned()),
-    ///     parameters: json!({"type": "object", "properties": {"city": {"type": "string"}}}),
-    ///     strict: true,
-    ///     arguments: None,
-    /// };
+    /// let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}}});
+    /// let mut weather = ToolSpec::new("weather", parameters);
+    /// weather.description = Some("The weather in a city.".to_owned());
+    /// weather.strict = true;
     /// let rules = AnswerRules { tools: vec![weather], ..AnswerRules::default() };
     /// let request = Request::chat([ChatMessage::user("Do I need an umbrella in Lima?")]);
     /// let request = engine.with_rules(request, rules).await?;

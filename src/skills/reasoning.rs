@@ -14,6 +14,7 @@ use crate::{Engine, Error};
 /// The reasoning of a model before its answer to
 /// [`Request::reason_about`](crate::Request::reason_about).
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct Reasoning {
     /// The text.
     pub text: String,
@@ -23,6 +24,7 @@ pub struct Reasoning {
 
 /// A part of the text of a reasoning, and where in the image it is.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Grounding {
     /// Number of characters of the text before this part.
     pub start: usize,

@@ -177,6 +177,5 @@ fn parsed<A: DeserializeOwned>(arguments: &str) -> Result<A, String> {
 #[cfg(feature = "schema")]
 fn spec_of<A: JsonSchema>(name: String, description: String) -> ToolSpec {
     let description = Some(description);
-    let parameters = crate::typed::schema_of::<A>();
-    ToolSpec { name, description, parameters, strict: false, arguments: None }
+    ToolSpec { description, ..ToolSpec::new(name, crate::typed::schema_of::<A>()) }
 }

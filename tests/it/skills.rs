@@ -327,7 +327,8 @@ async fn reasoning_is_part_of_the_prompt_of_the_answer() -> Result<(), Error> {
     let cut = engine.complete(ask(&[(97, 100.0)])).await?;
     assert_eq!((cut.text.as_str(), &cut.finish.reason), ("", &FinishReason::Length));
     assert_eq!(cut.finish.usage.completion_tokens, 9);
-    let reasoning = Reasoning { text: "a".repeat(9), grounding: Vec::new() };
+    let mut reasoning = Reasoning::default();
+    reasoning.text = "a".repeat(9);
     assert_eq!(engine.reasoning(&cut.token_ids)?, reasoning);
     let points = engine.complete(ask(&[(227, 100.0)])).await?;
     let reasoning = engine.reasoning(&points.token_ids)?;

@@ -180,12 +180,10 @@ async fn stop_strings_end_the_text_of_an_answer() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rules_hold() {
     let engine = engine().await;
-    let spec = |name: &str, parameters: Value| ToolSpec {
-        name: name.to_owned(),
-        description: None,
-        parameters,
-        strict: true,
-        arguments: None,
+    let spec = |name: &str, parameters: Value| {
+        let mut spec = ToolSpec::new(name, parameters);
+        spec.strict = true;
+        spec
     };
     let schema = json!({"type": "object", "required": ["n"], "additionalProperties": false,
                         "properties": {"n": {"type": "integer", "minimum": 3, "maximum": 5}}});

@@ -26,6 +26,7 @@ impl BlockId {
 /// Compares with a [`BlockId`] by its id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct EvictedBlock {
     /// The block.
     pub id: BlockId,
@@ -68,6 +69,7 @@ impl<const N: usize> PartialEq<[BlockId; N]> for EvictedBlocks {
 /// What [`TreeWriter::evict_prefixes`](crate::TreeWriter::evict_prefixes) has evicted from one
 /// leaf: the last blocks of a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct EvictedPrefix {
     /// The namespace of the prefix.
     pub namespace: Namespace,

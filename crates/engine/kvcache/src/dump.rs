@@ -58,6 +58,7 @@ impl NodeDump {
 /// A cached prefix, from position 0 to the end of one block. Returned by
 /// [`TreeReader::cached_prefix`](crate::TreeReader::cached_prefix).
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CachedPrefix {
     /// The namespace of the prefix.
     pub namespace: Namespace,

@@ -72,6 +72,7 @@ const PREFILL_POSITIONS: usize = 32;
 
 /// Numbers of blocks that have left a prefix tree since it was created, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct EvictionCounts {
     /// Evicted to make room.
     pub room: u64,

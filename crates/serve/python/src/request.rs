@@ -266,8 +266,9 @@ impl Options {
             let Tool { function: Function { name, description, parameters, strict } } =
                 Tool::deserialize(tool)
                     .map_err(|error| Failure::Invalid(format!("tools[{index}]: {error}")))?;
-            let strict = strict.unwrap_or(false);
-            Ok(ToolSpec { name, description, parameters, strict, arguments: None })
+            let mut spec = ToolSpec::new(name, parameters);
+            (spec.description, spec.strict) = (description, strict.unwrap_or(false));
+            Ok(spec)
         };
         self.tools.iter().enumerate().map(function).collect()
     }

@@ -236,13 +236,9 @@ pub(crate) fn function_tool(
         Some(schema @ Value::Object(_)) => schema,
         Some(other) => return Err(ApiError::expected(&parameters_path, "an object", &other)),
     };
-    let spec = ToolSpec {
-        name: name.to_owned(),
-        description: description.map(str::to_owned),
-        parameters,
-        strict: strict.unwrap_or(false),
-        arguments: None,
-    };
+    let mut spec = ToolSpec::new(name, parameters);
+    spec.description = description.map(str::to_owned);
+    spec.strict = strict.unwrap_or(false);
     Ok(Tool { spec, parameters_path, is_custom: false })
 }
 

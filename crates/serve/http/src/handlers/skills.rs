@@ -126,7 +126,8 @@ impl ReasoningState {
     fn complete(&mut self) -> Option<api::SkillReasoning> {
         let Self::Arriving(engine, tokens) = self else { return None };
         // The model has a tokenizer and reasons, or the request would have been refused.
-        let stolon::Reasoning { text, grounding } = engine.reasoning(tokens).unwrap_or_default();
+        let stolon::Reasoning { text, grounding, .. } =
+            engine.reasoning(tokens).unwrap_or_default();
         let grounding = grounding.into_iter().map(|part| api::Grounding {
             start_idx: part.start,
             end_idx: part.end,
