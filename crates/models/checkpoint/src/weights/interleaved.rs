@@ -319,6 +319,7 @@ fn divide_rows(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::TensorRole;
     use crate::weights::Tensor;
 
     fn weights(tensors: Vec<(&str, Vec<usize>, Vec<f32>)>) -> Result<Weights, ModelError> {
@@ -392,6 +393,40 @@ mod tests {
             assert_eq!(floats(&weights, "1.down_proj.weight", &[3, 2]), down);
             assert_eq!(weights.total_bytes(), 4 * (24 + 12));
             assert!(weights.check_disjoint().is_ok());
+        }
+    }
+
+    /// Goal: the matrices of all experts, stacked in two dimensions or three, as they are or transposed,
+    /// become those of each expert. Other shapes are refused.
+    #[test]
+    fn stacked_experts_are_divided() {
+        let specs = |is_transposed: bool| -> Vec<TensorSpec> {
+            let shape = if is_transposed { vec![3, 2] } else { vec![2, 3] };
+            let name = |expert: usize| format!("m.experts.{expert}");
+            let spec = |expert| TensorSpec {
+                name: name(expert),
+                shape: shape.clone(),
+                role: TensorRole::Matrix,
+            };
+            (0..2).map(spec).collect()
+        };
+        for shape in [vec![4, 3], vec![2, 2, 3]] {
+            for (is_transposed, second) in [
+                (false, [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]),
+                (true, [6.0, 9.0, 7.0, 10.0, 8.0, 11.0]),
+            ] {
+                let mut weights = weights(vec![("w", shape.clone(), numbers(12))]).unwrap();
+                let specs = specs(is_transposed);
+                let own = specs[1].shape.clone();
+                weights.divide_experts("m.experts.w", specs, is_transposed).unwrap();
+                assert_eq!(floats(&weights, "1", &own), second);
+                assert!(weights.check_disjoint().is_ok());
+            }
+        }
+        for shape in [vec![3, 4], vec![2, 3, 2], vec![12], vec![1, 4, 3]] {
+            let mut weights = weights(vec![("w", shape, numbers(12))]).unwrap();
+            let error = weights.divide_experts("m.experts.w", specs(false), false).unwrap_err();
+            assert!(error.to_string().contains("`m.experts.w`"), "{error}");
         }
     }
 
