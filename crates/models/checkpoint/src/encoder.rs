@@ -179,7 +179,7 @@ pub struct EncoderLayer {
     pub rope: Option<EncoderRope>,
     /// Number of positions that a token sees on each side; `None` if it sees all.
     pub window: Option<usize>,
-    /// The experts that are in the place of the MLP; `None` for an MLP.
+    /// The experts that are in the place of the MLP, with [`NormOrder::After`]; `None` for an MLP.
     pub experts: Option<ExpertsConfig>,
 }
 
@@ -227,6 +227,10 @@ impl EncoderConfig {
         range("max_position_embeddings", self.max_positions, POSITIONS_MAX)?;
         for experts in self.layers.iter().filter_map(|layer| layer.experts.as_ref()) {
             experts.check(name, self.layers.len())?;
+            if self.order != NormOrder::After {
+                let expected = "no experts without norms after attention and the MLP";
+                return Err(ModelError::key(name, "num_experts", expected, experts.count));
+            }
         }
         if self.token_types > 16 {
             let got = self.token_types;

@@ -153,7 +153,7 @@ impl ToolCallFormat {
     #[must_use]
     pub fn of_template(source: &str) -> Option<Self> {
         // The first format whose markers all occur.
-        let formats: [(&[&str], Self); 21] = [
+        let formats: [(&[&str], Self); 22] = [
             (HARMONY_TEMPLATE, Self::Harmony),
             (&["[TOOL_CALLS]"], Self::Mistral),
             (&["｜DSML｜"], Self::DeepSeekV32),
@@ -162,6 +162,7 @@ impl ToolCallFormat {
             (&["<minimax:tool_call>"], Self::MiniMaxM2),
             (&["<|START_ACTION|>"], Self::Cohere),
             (&["<|tool_call_start|>"], Self::Lfm2),
+            (&["List of tools: "], Self::Lfm2),
             (&["<|tool_call>", "<tool_call|>"], Self::Gemma4),
             (&["<tool_call>", "<arg_key>"], Self::Glm),
             (&["<function=", "<parameter="], Self::Qwen3Coder),
@@ -358,6 +359,7 @@ mod tests {
                 None,
             ),
             ("<|tool_call_start|>", Some(ToolCallFormat::Lfm2), None),
+            ("List of tools: <|tool_list_start|>[", Some(ToolCallFormat::Lfm2), None),
             (
                 "<|channel>thought\n<channel|><|tool_call>call:{}<tool_call|>",
                 Some(ToolCallFormat::Gemma4),
