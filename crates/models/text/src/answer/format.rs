@@ -46,6 +46,10 @@ pub enum ToolCallFormat {
     Kimi,
     /// `<|START_ACTION|>[{"tool_name": .., "parameters": {..}}]<|END_ACTION|>`: Command R7B, A.
     Cohere,
+    /// `<|tool_call|>[{"name": .., "arguments": {..}}]`: Granite 3.
+    Granite,
+    /// `<TOOLCALL>[{"name": .., "arguments": {..}}]</TOOLCALL>`: Nemotron Nano 2.
+    Nemotron,
     /// `<|channel|>commentary to=functions.name <|constrain|>json<|message|>{..}<|call|>`: gpt-oss.
     Harmony,
 }
@@ -106,7 +110,7 @@ pub(super) fn has_all(source: &str, markers: &[&str]) -> bool {
 
 impl ToolCallFormat {
     /// All formats.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::Hermes,
         Self::Llama3Json,
         Self::Mistral,
@@ -122,6 +126,8 @@ impl ToolCallFormat {
         Self::DeepSeekV32,
         Self::Kimi,
         Self::Cohere,
+        Self::Granite,
+        Self::Nemotron,
         Self::Harmony,
     ];
 
@@ -144,6 +150,8 @@ impl ToolCallFormat {
             Self::DeepSeekV32 => "deepseek_v32",
             Self::Kimi => "kimi_k2",
             Self::Cohere => "cohere",
+            Self::Granite => "granite",
+            Self::Nemotron => "nemotron_json",
             Self::Harmony => "openai",
         }
     }
@@ -153,7 +161,7 @@ impl ToolCallFormat {
     #[must_use]
     pub fn of_template(source: &str) -> Option<Self> {
         // The first format whose markers all occur.
-        let formats: [(&[&str], Self); 22] = [
+        let formats: [(&[&str], Self); 24] = [
             (HARMONY_TEMPLATE, Self::Harmony),
             (&["[TOOL_CALLS]"], Self::Mistral),
             (&["｜DSML｜"], Self::DeepSeekV32),
@@ -164,6 +172,8 @@ impl ToolCallFormat {
             (&["<|tool_call_start|>"], Self::Lfm2),
             (&["List of tools: "], Self::Lfm2),
             (&["<|tool_call>", "<tool_call|>"], Self::Gemma4),
+            (&["<|start_of_role|>", "<|tool_call|>"], Self::Granite),
+            (&["<TOOLCALL>"], Self::Nemotron),
             (&["<tool_call>", "<arg_key>"], Self::Glm),
             (&["<function=", "<parameter="], Self::Qwen3Coder),
             (&["<tool_call>"], Self::Hermes),
@@ -284,6 +294,14 @@ impl ToolCallFormat {
                 close: "<|END_ACTION|>",
                 special_tokens: &["<|START_ACTION|>", "<|END_ACTION|>"],
             },
+            Self::Granite => {
+                &Markers { open: &["<|tool_call|>"], close: "", special_tokens: &["<|tool_call|>"] }
+            }
+            Self::Nemotron => &Markers {
+                open: &["<TOOLCALL>"],
+                close: "</TOOLCALL>",
+                special_tokens: &["<TOOLCALL>", "</TOOLCALL>"],
+            },
             Self::Harmony => &Markers { open: &[], close: "", special_tokens: HARMONY },
         }
     }
@@ -365,6 +383,12 @@ mod tests {
                 Some(ToolCallFormat::Gemma4),
                 Some(ReasoningFormat::Gemma4),
             ),
+            (
+                "<|start_of_role|>assistant, respond only with <|tool_call|>",
+                Some(ToolCallFormat::Granite),
+                None,
+            ),
+            ("{{- '<TOOLCALL>[' -}}", Some(ToolCallFormat::Nemotron), None),
             ("<start_of_turn>", None, None),
         ] {
             assert_eq!(ToolCallFormat::of_template(source), tools, "{source}");

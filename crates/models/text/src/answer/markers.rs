@@ -6,6 +6,7 @@
 pub(super) const OPENS: &[&str] = &[
     "<tool_calls>",
     "<tool_call>",
+    "<TOOLCALL>",
     "<minimax:tool_call>",
     "<seed:tool_call>",
     "<longcat_tool_call>",
@@ -41,6 +42,7 @@ pub(super) const FENCE_END: &str = "```";
 pub(super) const CLOSES: &[&str] = &[
     "</tool_calls>",
     "</tool_call>",
+    "</TOOLCALL>",
     "</minimax:tool_call>",
     "</seed:tool_call>",
     "</longcat_tool_call>",

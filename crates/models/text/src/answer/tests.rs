@@ -79,8 +79,8 @@ fn calls_are_found_in_every_format() {
 #[test]
 fn calls_in_forms_of_their_own_are_found() {
     use ToolCallFormat::{
-        Cohere, DeepSeek, DeepSeekV32, Gemma4, Glm, Kimi, Lfm2, MiniMax, MiniMaxM2, Pythonic,
-        Qwen3Coder,
+        Cohere, DeepSeek, DeepSeekV32, Gemma4, Glm, Granite, Kimi, Lfm2, MiniMax, MiniMaxM2,
+        Nemotron, Pythonic, Qwen3Coder,
     };
     let json = r#"{"name": "get", "arguments": {"a": 1}}"#;
     for (format_of, text, expected) in [
@@ -151,6 +151,14 @@ fn calls_in_forms_of_their_own_are_found() {
             "<|START_ACTION|>[\n  {\"tool_call_id\": \"0\", \"tool_name\": \"get\", \
              \"parameters\": {\"a\": 1}}\n]<|END_ACTION|>",
             r#"||get {"a": 1}"#,
+        ),
+        (Granite, &format!("<|tool_call|>[{json}, {json}]"), "TWO"),
+        (Granite, &format!("I look.\n<|tool_call|> [{json}]"), r#"|I look.|get {"a": 1}"#),
+        (Nemotron, &format!("<TOOLCALL>[{json}, {json}]</TOOLCALL>"), "TWO"),
+        (
+            Nemotron,
+            &format!("I look.\n<TOOLCALL>[{json}]</TOOLCALL>\n"),
+            r#"|I look.|get {"a": 1}"#,
         ),
     ] {
         let two = r#"||get {"a": 1}|get {"a": 1}"#;
@@ -394,6 +402,8 @@ fn guaranteed_call(format: ToolCallFormat, arguments: &str) -> String {
             format!("<|tool_calls_section_begin|>{call}{arguments}{end}")
         }
         F::Cohere => format!("<|START_ACTION|>[{parameters}]<|END_ACTION|>"),
+        F::Granite => format!("<|tool_call|>[{object}]"),
+        F::Nemotron => format!("<TOOLCALL>[{object}]</TOOLCALL>"),
         F::Harmony => {
             let header = "<|channel|>commentary to=functions.get <|constrain|>json<|message|>";
             format!("{header}{arguments}")

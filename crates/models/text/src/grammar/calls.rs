@@ -116,6 +116,8 @@ fn form(format: ToolCallFormat, tokenizer: &Tokenizer) -> Form {
             let (open, close) = ("<|START_ACTION|>", "<|END_ACTION|>");
             Form { open, close, arguments: "parameters", ..LIST }
         }
+        F::Granite => Form { open: "<|tool_call|>", ..LIST },
+        F::Nemotron => Form { open: "<TOOLCALL>", close: "</TOOLCALL>", ..LIST },
         F::Harmony => Form { separator: None, ..ROW },
     }
 }
