@@ -8,11 +8,13 @@
 MODULES and TEMPLATES are described in sessions.py, whose log has all requests of an agent in a session of thirty
 turns. Each is sent to a server with a prefix cache, and each fifth one (`--every`) to a server without, for one
 greedy token. The prompts are rendered with the model's own chat template, so any model will do whose context has
-room for them; `--chat-template FILE` gives another template.
+room for them; `--chat-template FILE` gives another template. With --other, each request is then sent to another
+server, too, which has to serve the same model with the same template, under the name `scripted`. What other servers
+refuse is replaced by text: pictures, and half of an emoji.
 
-Prints a line for each log: the turns, the tokens of all prompts and the share of them that was cached, and the
-seconds until the first token: their median and their sum with the cache, the median without, and the sum without, if
-all turns are like the measured ones. Fails if a token differs: the cache must not change an answer.
+Prints for each log and each server the turns, the tokens of all prompts and the share of them that was cached, and
+the seconds until the first token: their median and their sum. The sums of the server without a cache are estimated
+from the turns that it got. Fails if its token differs: the cache must not change an answer.
 """
 
 import argparse

@@ -6,8 +6,8 @@ two servers, by turns: with `--next-turn-prefill on`, and `off`. After each answ
 reads or a tool runs, and then the next turn. The model need not be trained to reason: the reasoning is closed
 after a number of tokens.
 
-Prints the medians of the time to the first token of the next turn after the pause, and of a short prompt of
-somebody else that arrives right after an answer, while the next turn is being computed.
+Prints the medians of the time to the first token: of the next turn, after the pause, and of a short prompt of
+another client that arrives right after an answer, while the next turn is being computed.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from proxy import connect
 from sessions import serve, stop
 
 QUESTION = "Which part of the plan comes next, and why? Question {}."
-OTHER = "Somebody else asks for the time, for the {}th time."
+OTHER = "What is the capital of country {}?"
 
 
 def stream(url, request):
@@ -79,7 +79,7 @@ def main():
     finally:
         for server, _ in servers.values():
             stop(server)
-    for title, measured in [("the next turn", turns), ("somebody else, right after an answer", others)]:
+    for title, measured in [("the next turn", turns), ("another client, right after an answer", others)]:
         # The first turn has none before it.
         row = ", ".join(f"{name} {1e3 * statistics.median(measured[name][1:]):.0f} ms" for name in names)
         print(f"first token of {title}: {row}")

@@ -44,7 +44,7 @@ impl ToolSpec {
     /// Maximum length of a name in bytes.
     pub const MAX_NAME: usize = 256;
 
-    /// A function without a description, whose arguments need not follow `parameters`.
+    /// Creates a tool without a description. `strict` is false.
     pub fn new(name: impl Into<String>, parameters: Value) -> Self {
         Self { name: name.into(), description: None, parameters, strict: false, arguments: None }
     }

@@ -21,7 +21,9 @@ pub use head::{HeadActivation, HeadConfig, HeadLayer, ScoreActivation, ScoreConf
 pub(crate) use hf::{family, parse};
 pub use weights::{EncoderLayerWeights, EncoderMlpWeights, EncoderNormWeights, EncoderWeights};
 
-use crate::config::{ExpertsConfig, HEAD_DIM_MAX, LAYERS_MAX};
+use crate::config::{
+    Activation, ExpertScores, ExpertsConfig, HEAD_DIM_MAX, LAYERS_MAX, PlainFunction,
+};
 use crate::error::ModelError;
 
 /// Maximum number of positions of a text. It bounds the table of biases by distance.
@@ -204,6 +206,32 @@ impl EncoderRope {
     /// side, or all.
     fn layer(self, window: Option<usize>) -> EncoderLayer {
         EncoderLayer { rope: Some(self), window, experts: None }
+    }
+}
+
+/// Gives the second of each `step` layers experts without a gate, with `sizes`: their number, how many
+/// a token uses, and their width. The weights are a softmax over the scores of all. `step` is at least
+/// 1.
+fn add_experts(layers: &mut [EncoderLayer], step: usize, sizes: [usize; 3]) {
+    let [count, per_token, width] = sizes;
+    let experts = ExpertsConfig {
+        count,
+        per_token,
+        width,
+        activation: Activation::Plain(PlainFunction::Gelu),
+        bias: false,
+        scores: ExpertScores::Softmax,
+        normalized: false,
+        router_bias: false,
+        groups: None,
+        scale: 1.0,
+        shared_width: None,
+        shared_gate: false,
+        scaled_router: false,
+        shifted: false,
+    };
+    for (_, layer) in layers.iter_mut().enumerate().filter(|(index, _)| index % step == 1) {
+        layer.experts = Some(experts);
     }
 }
 

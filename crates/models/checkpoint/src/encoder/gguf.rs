@@ -6,10 +6,9 @@
 //! MLPs is not in the file. It is taken to be GELU, as in llama.cpp, but with the error function, as in
 //! transformers.
 
-use super::hf::{add_experts, softmax_experts};
 use super::{
     EncoderActivation, EncoderConfig, EncoderFamily, EncoderLayer, EncoderNorm, EncoderRope,
-    LearnedPositions, NormOrder, ScoreBias, TensorNames,
+    LearnedPositions, NormOrder, ScoreBias, TensorNames, add_experts,
 };
 use crate::config::LAYERS_MAX;
 use crate::config::gguf::Metadata;
@@ -137,20 +136,19 @@ fn layers(keys: &Metadata<'_>, family: EncoderFamily) -> Result<Vec<EncoderLayer
         | EncoderFamily::EuroBert => rope.layer(None),
         _ => EncoderLayer::default(),
     };
+    let mut layers = vec![full; count];
+    if family == EncoderFamily::NomicBertMoe {
+        let keys =
+            ["expert_count", "expert_used_count", "feed_forward_length", "moe_every_n_layers"]
+                .map(|key| keys.required_size(key));
+        let [count, per_token, width, step] = keys;
+        add_experts(&mut layers, step?, [count?, per_token?, width?]);
+    }
     // Every such layer sees all positions, the first or the last one of a group.
     let (step, last) = match family {
         EncoderFamily::ModernBert => (3, 0),
         EncoderFamily::Gemma => (6, 1),
-        EncoderFamily::NomicBertMoe => {
-            let mut layers = vec![full; count];
-            let [experts, used] =
-                ["expert_count", "expert_used_count"].map(|key| keys.required_size(key));
-            let experts =
-                softmax_experts(experts?, used?, keys.required_size("feed_forward_length")?);
-            add_experts(&mut layers, keys.required_size("moe_every_n_layers")?, experts);
-            return Ok(layers);
-        }
-        _ => return Ok(vec![full; count]),
+        _ => return Ok(layers),
     };
     // The file has the length of the whole window.
     let window = Some(keys.required_size("attention.sliding_window")? / 2);

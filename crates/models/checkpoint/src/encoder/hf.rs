@@ -4,9 +4,9 @@ use serde_json::Value;
 
 use super::{
     EncoderActivation, EncoderConfig, EncoderFamily, EncoderLayer, EncoderNorm, EncoderRope,
-    LearnedPositions, NormOrder, ScoreBias, TensorNames,
+    LearnedPositions, NormOrder, ScoreBias, TensorNames, add_experts,
 };
-use crate::config::{Activation, ExpertScores, ExpertsConfig, Keys, LAYERS_MAX, PlainFunction};
+use crate::config::{Keys, LAYERS_MAX};
 use crate::error::ModelError;
 
 /// The buckets of MPNet, which are constants in its code.
@@ -489,46 +489,15 @@ fn nomic_bert_moe(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     }
     let has = |key| Ok::<_, ModelError>(keys.flag(key)?.unwrap_or(true));
     let mut config = nomic_layers(keys, EncoderFamily::NomicBertMoe)?;
-    let experts = softmax_experts(
-        keys.required("num_experts")?,
-        keys.required("moe_top_k")?,
-        config.inner_size,
-    );
-    add_experts(&mut config.layers, keys.required("moe_every_n_layers")?, experts);
+    let [count, per_token, step] =
+        ["num_experts", "moe_top_k", "moe_every_n_layers"].map(|key| keys.required(key));
+    add_experts(&mut config.layers, step?, [count?, per_token?, config.inner_size]);
     Ok(EncoderConfig {
         attention_bias: has("qkv_proj_bias")?,
         inner_bias: has("mlp_fc1_bias")?,
         down_bias: has("mlp_fc2_bias")?,
         ..config
     })
-}
-
-/// Experts without a gate, `per_token` of which a token uses, with the weights of a softmax over the
-/// scores of all.
-pub(super) fn softmax_experts(count: usize, per_token: usize, width: usize) -> ExpertsConfig {
-    ExpertsConfig {
-        count,
-        per_token,
-        width,
-        activation: Activation::Plain(PlainFunction::Gelu),
-        bias: false,
-        scores: ExpertScores::Softmax,
-        normalized: false,
-        router_bias: false,
-        groups: None,
-        scale: 1.0,
-        shared_width: None,
-        shared_gate: false,
-        scaled_router: false,
-        shifted: false,
-    }
-}
-
-/// Gives the second of each `step` layers experts; `step` is at least 1.
-pub(super) fn add_experts(layers: &mut [EncoderLayer], step: usize, experts: ExpertsConfig) {
-    for (_, layer) in layers.iter_mut().enumerate().filter(|(index, _)| index % step == 1) {
-        layer.experts = Some(experts);
-    }
 }
 
 /// What both kinds of Nomic BERT have.

@@ -31,7 +31,7 @@ pub(super) struct Layer {
     mlp_output_norm: Option<Norm>,
 }
 
-/// What computes features of its own for each row.
+/// The second half of a layer, after attention.
 #[derive(Debug)]
 enum Mlp {
     /// An MLP, with a gate or without.

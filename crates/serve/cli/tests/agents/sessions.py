@@ -3,8 +3,8 @@
     python sessions.py path/to/stolon node_modules templates [--real MODEL.gguf ...] [--only AGENT/TEMPLATE ...]
                                                              [--log FILE]
 
-Each agent of run.py but Cline has a session with each of TEMPLATES, the chat templates of well-known models; `templates`
-is a folder with those that llama.cpp publishes. As in run.py the model recites, so that the agent has something
+Each agent of run.py but Cline has a session with each of TEMPLATES, the chat templates of well-known models;
+`templates` is a folder with those that llama.cpp publishes. As in run.py the model recites, so that the agent has something
 to do. Between the agent and the server is a proxy. It names the script of each turn in the request, writes down
 what is refused and what was cached, and brings about what happens in long sessions: half of an emoji in a result,
 an answer that ends within a call, and, next to those, a picture for a model that takes text only and a
