@@ -35,6 +35,8 @@ use std::sync::Arc;
 
 use crate::FunctionSchema;
 
+#[cfg(feature = "grammar")]
+pub(crate) use self::format::Headers;
 pub use self::format::ToolCallFormat;
 pub use self::parser::AnswerParser;
 pub use self::reasoning::ReasoningFormat;

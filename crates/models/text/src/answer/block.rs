@@ -233,7 +233,7 @@ impl Block {
                 Ok(())
             }
             space if space.is_whitespace() => Ok(()),
-            first if self.format == ToolCallFormat::Mistral && is_of_name(first) => {
+            first if self.begins_name(first) => {
                 self.state = State::Name(first.to_string());
                 Ok(())
             }
@@ -242,6 +242,15 @@ impl Block {
                 self.in_written(first, changes)
             }
             _ => Err(NotJson),
+        }
+    }
+
+    /// Whether the name of a function begins here, and its arguments follow it.
+    fn begins_name(&self, first: char) -> bool {
+        match self.format {
+            ToolCallFormat::Mistral => is_of_name(first),
+            ToolCallFormat::MiniCpm5 => first == '"',
+            _ => false,
         }
     }
 
@@ -294,8 +303,10 @@ fn is_of_name(character: char) -> bool {
     character.is_ascii_alphanumeric() || matches!(character, '_' | '-' | '.')
 }
 
-/// The name in `name`, `name[ARGS]` or `name[CALL_ID]id[ARGS]`.
+/// The name in `name`, `name[ARGS]`, `name[CALL_ID]id[ARGS]` or `"name">`.
 fn function_name(text: &str) -> Option<String> {
+    let quoted = text.strip_prefix('"').and_then(|text| text.trim_end().strip_suffix("\">"));
+    let text = quoted.unwrap_or(text);
     let name = text.split('[').next().unwrap_or_default().trim_end();
     let rest = text[name.len()..].trim();
     let expected = rest.is_empty()

@@ -570,6 +570,7 @@ fn ends_one_call(marker: &str) -> bool {
     let ends = [
         "</function>",
         "</invoke>",
+        "</atem:invoke>",
         "</｜DSML｜invoke>",
         "<|tool_call_end|>",
         "<｜tool▁call▁end｜>",

@@ -52,6 +52,61 @@ pub enum ToolCallFormat {
     Nemotron,
     /// `<|channel|>commentary to=functions.name <|constrain|>json<|message|>{..}<|call|>`: gpt-oss.
     Harmony,
+    /// ` to=name<|message|>` and a block like that of MiniMax M2, in tags that begin with `atem:`:
+    /// Muse Glimmer.
+    MuseGlimmer,
+    /// `<function name="name"><param name="key">value</param></function>`: MiniCPM 5.
+    MiniCpm5,
+    /// `<|function_call|>{"name": .., "arguments": {..}}`: GigaChat 3.1.
+    GigaChat3,
+}
+
+/// How answers are written that consist of messages with headers. Each header follows
+/// `<|start|>assistant`, and is given as its parts, of which some are special tokens.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Headers {
+    /// The header of a message that is reasoning.
+    pub(crate) reasoning: &'static [&'static str],
+    /// The header of a message that is text.
+    pub(crate) text: &'static [&'static str],
+    /// The special token after a message that is not the last one.
+    pub(crate) end: &'static str,
+    /// Spellings of the special tokens. The text that is parsed must contain them.
+    pub(super) special_tokens: &'static [&'static str],
+}
+
+/// Those of gpt-oss.
+pub(super) static HARMONY: Headers = Headers {
+    reasoning: &["<|channel|>", "analysis", "<|message|>"],
+    text: &["<|channel|>", "final", "<|message|>"],
+    end: "<|end|>",
+    special_tokens: &[
+        "<|start|>",
+        "<|channel|>",
+        "<|constrain|>",
+        "<|message|>",
+        "<|end|>",
+        "<|call|>",
+        "<|return|>",
+    ],
+};
+
+/// Those of Muse Glimmer.
+pub(super) static MUSE_GLIMMER: Headers = Headers {
+    reasoning: &[" to=self", "<|message|>"],
+    text: &[" to=user", "<|message|>"],
+    end: "<|eom|>",
+    special_tokens: &["<|start|>", "<|message|>", "<|eom|>", "<|eot|>"],
+};
+
+impl Headers {
+    /// Those that a chat template mentions.
+    pub(super) fn of_template(source: &str) -> Option<&'static Self> {
+        if has_all(source, &["<|channel|>", "<|message|>"]) {
+            return Some(&HARMONY);
+        }
+        source.contains(" to=self<|message|>").then_some(&MUSE_GLIMMER)
+    }
 }
 
 /// The markers of a format.
@@ -64,17 +119,6 @@ pub(super) struct Markers {
     /// Special tokens that are part of the format.
     special_tokens: &'static [&'static str],
 }
-
-/// The special tokens of gpt-oss, which delimit every message of an answer.
-pub(super) const HARMONY: &[&str] = &[
-    "<|start|>",
-    "<|channel|>",
-    "<|constrain|>",
-    "<|message|>",
-    "<|end|>",
-    "<|call|>",
-    "<|return|>",
-];
 
 /// The special tokens of DeepSeek: around all calls, and around the parts of each.
 const DEEPSEEK: &[&str] = &[
@@ -100,9 +144,6 @@ const KIMI: &[&str] = &[
 const GLM: &[&str] =
     &["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"];
 
-/// Strings that the templates of gpt-oss contain.
-pub(super) const HARMONY_TEMPLATE: &[&str] = &["<|channel|>", "<|message|>"];
-
 /// Whether a template contains all of these strings.
 pub(super) fn has_all(source: &str, markers: &[&str]) -> bool {
     markers.iter().all(|&marker| source.contains(marker))
@@ -110,7 +151,7 @@ pub(super) fn has_all(source: &str, markers: &[&str]) -> bool {
 
 impl ToolCallFormat {
     /// All formats.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 21] = [
         Self::Hermes,
         Self::Llama3Json,
         Self::Mistral,
@@ -129,6 +170,9 @@ impl ToolCallFormat {
         Self::Granite,
         Self::Nemotron,
         Self::Harmony,
+        Self::MuseGlimmer,
+        Self::MiniCpm5,
+        Self::GigaChat3,
     ];
 
     /// The name, as in `--tool-call-parser`.
@@ -153,6 +197,9 @@ impl ToolCallFormat {
             Self::Granite => "granite",
             Self::Nemotron => "nemotron_json",
             Self::Harmony => "openai",
+            Self::MuseGlimmer => "muse_glimmer",
+            Self::MiniCpm5 => "minicpm5",
+            Self::GigaChat3 => "gigachat3",
         }
     }
 
@@ -160,9 +207,11 @@ impl ToolCallFormat {
     /// by its markers.
     #[must_use]
     pub fn of_template(source: &str) -> Option<Self> {
+        if let Some(headers) = Headers::of_template(source) {
+            return Self::ALL.into_iter().find(|format| format.headers() == Some(headers));
+        }
         // The first format whose markers all occur.
-        let formats: [(&[&str], Self); 24] = [
-            (HARMONY_TEMPLATE, Self::Harmony),
+        let formats: [(&[&str], Self); 25] = [
             (&["[TOOL_CALLS]"], Self::Mistral),
             (&["｜DSML｜"], Self::DeepSeekV32),
             (&["<｜tool▁calls▁begin｜>"], Self::DeepSeek),
@@ -176,6 +225,8 @@ impl ToolCallFormat {
             (&["<TOOLCALL>"], Self::Nemotron),
             (&["<tool_call>", "<arg_key>"], Self::Glm),
             (&["<function=", "<parameter="], Self::Qwen3Coder),
+            (&["<function name=", "<param name="], Self::MiniCpm5),
+            (&["<|role_sep|>", "<|function_call|>"], Self::GigaChat3),
             (&["<tool_call>"], Self::Hermes),
             (&["<tool_calls>"], Self::MiniMax),
             (&["[func_name"], Self::Pythonic),
@@ -191,11 +242,20 @@ impl ToolCallFormat {
         formats.into_iter().find(used).map(|(_, format)| format)
     }
 
+    /// The headers of messages, in the formats that have some.
+    pub(crate) fn headers(self) -> Option<&'static Headers> {
+        match self {
+            Self::Harmony => Some(&HARMONY),
+            Self::MuseGlimmer => Some(&MUSE_GLIMMER),
+            _ => None,
+        }
+    }
+
     /// Spellings of the special tokens that are part of this format. The text that is parsed must
     /// contain them.
     #[must_use]
     pub fn special_tokens(self) -> &'static [&'static str] {
-        self.markers().special_tokens
+        self.headers().map_or(self.markers().special_tokens, |headers| headers.special_tokens)
     }
 
     /// The markers before the name of a function, after it, and after its arguments, in the formats
@@ -302,7 +362,17 @@ impl ToolCallFormat {
                 close: "</TOOLCALL>",
                 special_tokens: &["<TOOLCALL>", "</TOOLCALL>"],
             },
-            Self::Harmony => &Markers { open: &[], close: "", special_tokens: HARMONY },
+            Self::Harmony | Self::MuseGlimmer => {
+                &Markers { open: &[], close: "", special_tokens: &[] }
+            }
+            Self::MiniCpm5 => {
+                &Markers { open: &["<function name="], close: "</function>", special_tokens: &[] }
+            }
+            Self::GigaChat3 => &Markers {
+                open: &["<|function_call|>"],
+                close: "",
+                special_tokens: &["<|function_call|>"],
+            },
         }
     }
 }
@@ -389,6 +459,21 @@ mod tests {
                 None,
             ),
             ("{{- '<TOOLCALL>[' -}}", Some(ToolCallFormat::Nemotron), None),
+            (
+                "'<|start|>assistant to=self<|message|>' '<atem:function_calls>\\n'",
+                Some(ToolCallFormat::MuseGlimmer),
+                Some(ReasoningFormat::MuseGlimmer),
+            ),
+            (
+                "<function name=\"f\"><param name=\"p\"></think>",
+                Some(ToolCallFormat::MiniCpm5),
+                Some(ReasoningFormat::Think),
+            ),
+            (
+                "role_sep=\"<|role_sep|>\" \"<|function_call|>\"",
+                Some(ToolCallFormat::GigaChat3),
+                None,
+            ),
             ("<start_of_turn>", None, None),
         ] {
             assert_eq!(ToolCallFormat::of_template(source), tools, "{source}");

@@ -1,5 +1,5 @@
-//! The answers of gpt-oss: messages in channels. Each message has a header, which names its channel
-//! and recipient, and ends with a special token:
+//! The answers of gpt-oss and Muse Glimmer: messages. Each has a header, which names its channel or
+//! its recipient, and ends with a special token. Those of gpt-oss:
 //!
 //! ```text
 //! <|channel|>analysis<|message|>Reasoning.<|end|>
@@ -7,23 +7,33 @@
 //! <|start|>assistant<|channel|>final<|message|>Text.<|return|>
 //! ```
 //!
+//! Those of Muse Glimmer, with calls in tags:
+//!
+//! ```text
+//!  to=self<|message|>Reasoning.<|eom|>
+//! <|start|>assistant to=get<|message|><atem:function_calls>..</atem:function_calls><|eom|>
+//! <|start|>assistant to=user<|message|>Text.<|eot|>
+//! ```
+//!
 //! The prompt ends with `<|start|>assistant`. <https://cookbook.openai.com/articles/openai-harmony>
 
 use std::sync::Arc;
 
+use super::calls::{Beginning, Reader};
 use super::cursor::{Cursor, End};
-use super::object_call;
+use super::object_call::{self, Call};
 use super::offered::Offered;
 use super::parser::find;
-use super::{AnswerFormat, AnswerPart, MAX_CALLS};
+use super::{AnswerFormat, AnswerPart, MAX_CALLS, ToolCallFormat};
 use crate::FunctionSchema;
 
-/// The marker that ends a message.
-const CLOSES: [&str; 3] = ["<|end|>", "<|call|>", "<|return|>"];
+/// The markers that end a message.
+const CLOSES: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", "<|eom|>", "<|eot|>"];
 /// The marker that begins the header of the next message.
 const NEXT: &str = "<|start|>";
 /// The markers that end a message, or begin the header of one.
-const ENDS: [&str; 5] = [CLOSES[0], CLOSES[1], CLOSES[2], NEXT, "<|channel|>"];
+const ENDS: [&str; 7] =
+    [CLOSES[0], CLOSES[1], CLOSES[2], CLOSES[3], CLOSES[4], NEXT, "<|channel|>"];
 /// The text between two messages of an answer that are both text, or both reasoning.
 const SEPARATOR: &str = "\n\n";
 /// The marker that ends a header.
@@ -56,7 +66,7 @@ pub(super) struct Harmony {
 enum State {
     /// In the header of a message.
     Header,
-    /// In a message of the channel `analysis`.
+    /// In a message of the channel `analysis`, or to the model itself.
     Reasoning,
     /// In any other message that is not a call.
     Text,
@@ -218,29 +228,44 @@ impl Harmony {
         parts.push(AnswerPart::Reasoning(format!("{separator}{text}")));
     }
 
-    /// Passes on a call, or its arguments as text if they are not an object. The generated part of
-    /// a guaranteed call that was cut off is passed on.
+    /// Passes on the calls of a message, or its text if it has none. The generated part of a
+    /// guaranteed call that was cut off is passed on.
     fn end_call(&mut self, name: String, arguments: &str, end: End, parts: &mut Vec<AnswerPart>) {
-        let json = self.object(arguments, end);
-        let is_complete = json.is_some();
-        let cut = || Some(arguments.trim_start().to_owned()).filter(|_| self.guaranteed);
-        let Some(json) = json.or_else(cut).filter(|_| self.calls < MAX_CALLS) else {
+        let complete = match arguments.trim_start().starts_with('<') {
+            true => self.tagged(arguments.trim_start(), end),
+            false => self.object(arguments, end).map(|json| vec![(name.clone(), json)]),
+        };
+        let is_complete = complete.is_some();
+        let cut = || self.guaranteed.then(|| vec![(name, arguments.trim_start().to_owned())]);
+        let fits = |calls: &Vec<Call>| self.calls + calls.len() <= MAX_CALLS;
+        let Some(mut calls) = complete.or_else(cut).filter(fits) else {
             return self.add_text(arguments, parts);
         };
-        let index = self.calls;
-        self.calls += 1;
         if self.single_call {
             self.state = State::Dropped;
+            calls.truncate(1);
         }
-        parts.push(AnswerPart::Call { index, name });
-        if !json.is_empty() {
-            parts.push(AnswerPart::Arguments { index, json });
+        for (name, json) in calls {
+            let index = self.calls;
+            self.calls += 1;
+            parts.push(AnswerPart::Call { index, name });
+            if !json.is_empty() {
+                parts.push(AnswerPart::Arguments { index, json });
+            }
+            if is_complete {
+                parts.push(AnswerPart::CallEnd { index });
+            } else {
+                self.state = State::Dropped;
+            }
         }
-        if is_complete {
-            parts.push(AnswerPart::CallEnd { index });
-        } else {
-            self.state = State::Dropped;
-        }
+    }
+
+    /// The calls in a message that consists of them, whose arguments are between tags.
+    fn tagged(&self, message: &str, end: End) -> Option<Vec<Call>> {
+        let format = ToolCallFormat::MuseGlimmer;
+        let reader = Reader { format, offered: Offered(&self.functions) };
+        let read = reader.read(message, end, Beginning::Marked).ok()?;
+        message[read.len..].trim().is_empty().then_some(read.calls)
     }
 
     /// The JSON of an object. A model that passes no arguments may write nothing.
@@ -285,13 +310,15 @@ fn body_in(header: &str) -> &str {
     }
 }
 
-/// The state in the message with this header. Calls of other tools than functions are text.
+/// The state in the message with this header. Messages to other tools than functions are text.
 fn message_of(header: &str, offered: Offered<'_>) -> State {
     let words = || header.split_whitespace().flat_map(|word| word.split("<|"));
     let recipient = words().find_map(|word| word.strip_prefix("to="));
     match recipient.and_then(|name| offered.find_numbered(name)) {
         Some(function) => State::Call { name: function.name.clone(), arguments: String::new() },
-        None if header.contains("<|channel|>analysis") => State::Reasoning,
+        None if recipient == Some("self") || header.contains("<|channel|>analysis") => {
+            State::Reasoning
+        }
         None => State::Text,
     }
 }

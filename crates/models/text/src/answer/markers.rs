@@ -8,10 +8,12 @@ pub(super) const OPENS: &[&str] = &[
     "<tool_call>",
     "<TOOLCALL>",
     "<minimax:tool_call>",
+    "<atem:function_calls>",
     "<seed:tool_call>",
     "<longcat_tool_call>",
     "<function_calls>",
     "<function_call>",
+    "<|function_call|>",
     "<tools>",
     "<｜DSML｜function_calls>",
     "<｜DSML｜tool_calls>",
@@ -44,6 +46,8 @@ pub(super) const CLOSES: &[&str] = &[
     "</tool_call>",
     "</TOOLCALL>",
     "</minimax:tool_call>",
+    "</atem:function_calls>",
+    "</atem:invoke>",
     "</seed:tool_call>",
     "</longcat_tool_call>",
     "</function_calls>",
@@ -66,8 +70,14 @@ pub(super) const CLOSES: &[&str] = &[
 ];
 
 /// The beginnings of calls that are written between tags, up to the name of the function.
-pub(super) const TAGGED: &[&str] =
-    &["<function=", "<function name=", "<invoke name=", "<invoke=", "<｜DSML｜invoke name="];
+pub(super) const TAGGED: &[&str] = &[
+    "<function=",
+    "<function name=",
+    "<invoke name=",
+    "<invoke=",
+    "<｜DSML｜invoke name=",
+    "<atem:invoke name=",
+];
 
 /// The beginning of a call of Kimi, and the marker before its arguments.
 pub(super) const KIMI: [&str; 2] = ["<|tool_call_begin|>", "<|tool_call_argument_begin|>"];

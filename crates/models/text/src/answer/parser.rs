@@ -73,8 +73,8 @@ impl AnswerParser {
             matched: None,
             format,
         };
-        if parser.format.reasoning == Some(ReasoningFormat::Harmony)
-            || parser.format.tool_calls == Some(ToolCallFormat::Harmony)
+        if parser.format.reasoning.is_some_and(|format| format.headers().is_some())
+            || parser.format.tool_calls.is_some_and(|format| format.headers().is_some())
         {
             parser.mode = Mode::Harmony(Box::new(Harmony::new(&parser.format)));
             return parser;

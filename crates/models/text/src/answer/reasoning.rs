@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::format::{HARMONY, HARMONY_TEMPLATE, has_all};
+use super::format::{HARMONY, Headers, MUSE_GLIMMER};
 
 /// The tags around a model's reasoning, which precedes the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,12 +20,20 @@ pub enum ReasoningFormat {
     Gemma4,
     /// The channel `analysis`: gpt-oss. The text of the answer is in the other channels.
     Harmony,
+    /// Messages to the model itself: Muse Glimmer. The text of the answer is in messages to the user.
+    MuseGlimmer,
 }
 
 impl ReasoningFormat {
     /// All formats.
-    pub const ALL: [Self; 5] =
-        [Self::Think, Self::MistralThink, Self::Cohere, Self::Gemma4, Self::Harmony];
+    pub const ALL: [Self; 6] = [
+        Self::Think,
+        Self::MistralThink,
+        Self::Cohere,
+        Self::Gemma4,
+        Self::Harmony,
+        Self::MuseGlimmer,
+    ];
 
     /// The name, as in `--reasoning-parser`.
     #[must_use]
@@ -36,17 +44,27 @@ impl ReasoningFormat {
             Self::Cohere => "cohere",
             Self::Gemma4 => "gemma4",
             Self::Harmony => "openai",
+            Self::MuseGlimmer => "muse_glimmer",
         }
     }
 
     /// The format that a chat template mentions.
     #[must_use]
     pub fn of_template(source: &str) -> Option<Self> {
-        if has_all(source, HARMONY_TEMPLATE) {
-            return Some(Self::Harmony);
+        let headers = Headers::of_template(source);
+        Self::ALL.into_iter().find(|format| match headers {
+            Some(_) => format.headers() == headers,
+            None => format.headers().is_none() && source.contains(format.tags().1),
+        })
+    }
+
+    /// The headers of messages, in the formats that have some.
+    pub(crate) fn headers(self) -> Option<&'static Headers> {
+        match self {
+            Self::Harmony => Some(&HARMONY),
+            Self::MuseGlimmer => Some(&MUSE_GLIMMER),
+            _ => None,
         }
-        let tagged = [Self::Think, Self::MistralThink, Self::Cohere, Self::Gemma4];
-        tagged.into_iter().find(|format| source.contains(format.tags().1))
     }
 
     /// The texts before and after the reasoning.
@@ -58,6 +76,7 @@ impl ReasoningFormat {
             Self::Cohere => ("<|START_THINKING|>", "<|END_THINKING|>"),
             Self::Gemma4 => ("<|channel>thought", "<channel|>"),
             Self::Harmony => ("<|channel|>analysis<|message|>", "<|end|>"),
+            Self::MuseGlimmer => (" to=self<|message|>", "<|eom|>"),
         }
     }
 
@@ -70,7 +89,8 @@ impl ReasoningFormat {
             Self::MistralThink => &["[THINK]", "[/THINK]"],
             Self::Cohere => &["<|START_THINKING|>", "<|END_THINKING|>"],
             Self::Gemma4 => &["<|channel>", "<channel|>"],
-            Self::Harmony => HARMONY,
+            Self::Harmony => HARMONY.special_tokens,
+            Self::MuseGlimmer => MUSE_GLIMMER.special_tokens,
         }
     }
 

@@ -16,9 +16,16 @@ use crate::FunctionSchema;
 /// Maximum length of a tag, in bytes.
 const MAX_TAG: usize = 256;
 
-const ARGUMENTS: &[&str] = &["<parameter=", "<parameter name=", "<｜DSML｜parameter name="];
-const ARGUMENT_ENDS: &[&str] = &["</parameter>", "</｜DSML｜parameter>"];
-const CALL_ENDS: &[&str] = &["</function>", "</invoke>", "</｜DSML｜invoke>"];
+const ARGUMENTS: &[&str] =
+    &["<parameter=", "<parameter name=", "<｜DSML｜parameter name=", EXACT[0], EXACT[1]];
+const ARGUMENT_ENDS: &[&str] =
+    &["</parameter>", "</｜DSML｜parameter>", "</atem:parameter>", "</param>"];
+const CALL_ENDS: &[&str] = &["</function>", "</invoke>", "</｜DSML｜invoke>", "</atem:invoke>"];
+
+/// The tags of arguments whose values have no lines of their own: line breaks belong to the values.
+const EXACT: [&str; 2] = ["<atem:parameter name=", "<param name="];
+/// The section in which a value may have any characters.
+const CDATA: [&str; 2] = ["<![CDATA[", "]]>"];
 
 const GLM_ARGUMENTS: &[&str] = &["<arg_key>"];
 const GLM_ARGUMENT_ENDS: &[&str] = &["</arg_value>"];
@@ -91,7 +98,7 @@ pub(super) fn arguments(
         if cursor.takes_any(CALL_ENDS)?.is_some() {
             return arguments.into_call();
         }
-        if cursor.takes_any(ARGUMENTS)?.is_some() {
+        if let Some(tag) = cursor.takes_any(ARGUMENTS)? {
             cursor.skip_space();
             let head = self::head(cursor)?;
             let is_text = match head {
@@ -100,14 +107,18 @@ pub(super) fn arguments(
                 _ => None,
             };
             let key = name_in(head);
-            let value = arguments.value(cursor, TAGS, key)?;
+            let value = match cdata(cursor)? {
+                Some(value) => value,
+                None if EXACT.contains(&tag) => arguments.value(cursor, TAGS, key)?,
+                None => lines(arguments.value(cursor, TAGS, key)?),
+            };
             arguments.add(key, value, is_text)?;
         } else if cursor.takes_any(ARGUMENT_ENDS)?.is_none() {
             if follows_call(*cursor)? {
                 return arguments.into_call();
             }
             if let Some((key, value)) = child(cursor, function)? {
-                arguments.add(key, value, None)?;
+                arguments.add(key, lines(value), None)?;
                 continue;
             }
             if cursor.peek()? != Some('{') || !arguments.values.is_empty() {
@@ -120,6 +131,30 @@ pub(super) fn arguments(
             return Ok((function.name.clone(), json));
         }
     }
+}
+
+/// Takes a section with a value. The tag that ends the argument follows it.
+fn cdata<'a>(cursor: &mut Cursor<'a>) -> Read<Option<&'a str>> {
+    let mut next = *cursor;
+    if !next.takes(CDATA[0])? {
+        return Ok(None);
+    }
+    let start = next.at;
+    while let Some(len) = next.rest().find(CDATA[1]) {
+        let value = &next.text[start..next.at + len];
+        next.skip(len + CDATA[1].len());
+        if next.takes_any(ARGUMENT_ENDS)?.is_some() {
+            *cursor = next;
+            return Ok(Some(value));
+        }
+    }
+    if next.end == End::Open { Err(Stop::More) } else { Ok(None) }
+}
+
+/// A value without the line breaks that separate it from its tags.
+fn lines(value: &str) -> &str {
+    let value = value.strip_prefix('\n').unwrap_or(value);
+    value.strip_suffix('\n').unwrap_or(value)
 }
 
 /// Takes an argument that is written as a tag of its own: `<key>value</key>`.
@@ -179,7 +214,7 @@ pub(super) fn glm_call(
             return Err(Stop::Other);
         }
         let value = arguments.value(cursor, GLM, key)?;
-        arguments.add(key, value, None)?;
+        arguments.add(key, lines(value), None)?;
     }
 }
 
@@ -302,8 +337,6 @@ impl<'a> Arguments<'a> {
 
     /// Adds an argument. A call cannot have two with the same name.
     fn add(&mut self, key: &str, value: &str, is_text: Option<bool>) -> Read<()> {
-        let value = value.strip_prefix('\n').unwrap_or(value);
-        let value = value.strip_suffix('\n').unwrap_or(value);
         let value = offered::value(self.function, key, value, is_text);
         let is_new = !key.is_empty() && self.values.insert(key.to_owned(), value).is_none();
         if is_new { Ok(()) } else { Err(Stop::Other) }

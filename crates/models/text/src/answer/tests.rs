@@ -79,8 +79,8 @@ fn calls_are_found_in_every_format() {
 #[test]
 fn calls_in_forms_of_their_own_are_found() {
     use ToolCallFormat::{
-        Cohere, DeepSeek, DeepSeekV32, Gemma4, Glm, Granite, Kimi, Lfm2, MiniMax, MiniMaxM2,
-        Nemotron, Pythonic, Qwen3Coder,
+        Cohere, DeepSeek, DeepSeekV32, Gemma4, GigaChat3, Glm, Granite, Kimi, Lfm2, MiniCpm5,
+        MiniMax, MiniMaxM2, Nemotron, Pythonic, Qwen3Coder,
     };
     let json = r#"{"name": "get", "arguments": {"a": 1}}"#;
     for (format_of, text, expected) in [
@@ -160,6 +160,15 @@ fn calls_in_forms_of_their_own_are_found() {
             &format!("I look.\n<TOOLCALL>[{json}]</TOOLCALL>\n"),
             r#"|I look.|get {"a": 1}"#,
         ),
+        (
+            MiniCpm5,
+            "I look.\n<function name=\"get\"><param name=\"a\">1</param><param name=\"t\">\
+             <![CDATA[\n</param></function> & so\n]]></param></function>\n\
+             <function name=\"put\"><param name=\"t\"> x</param></function>",
+            "|I look.|get {\"a\":1,\"t\":\"\\n</param></function> & so\\n\"}|put {\"t\":\" x\"}",
+        ),
+        (MiniCpm5, "<function name=\"get\"></function>", "||get {}"),
+        (GigaChat3, &format!("I look.<|function_call|>{json}"), r#"|I look.|get {"a": 1}"#),
     ] {
         let two = r#"||get {"a": 1}|get {"a": 1}"#;
         let expected = if expected == "TWO" { two } else { expected };
@@ -198,6 +207,43 @@ fn channels_are_told_apart() {
     }
     let many = format!("<|channel|>{}", "x".repeat(2 << 20));
     assert_eq!(shown(&harmony, &many), format!("|{many}"));
+}
+
+/// Goal: the messages of Muse Glimmer become reasoning, text and calls by their recipients: what
+/// looks like a call in a message to the user, or to the model itself, is none.
+#[test]
+fn recipients_are_told_apart() {
+    let muse = AnswerFormat {
+        reasoning: Some(ReasoningFormat::MuseGlimmer),
+        ..format(Some(ToolCallFormat::MuseGlimmer), false)
+    };
+    let invoke = "<atem:invoke name=\"put\">\n<atem:parameter name=\"t\">a\nb\n</atem:parameter>\n</atem:invoke>\n";
+    let block = format!("<atem:function_calls>\n{invoke}</atem:function_calls>");
+    let two = format!("<atem:function_calls>\n{invoke}{invoke}</atem:function_calls>");
+    let (call, next) = (r#"put {"t":"a\nb\n"}"#, "<|eom|><|start|>assistant");
+    for (text, expected) in [
+        (" to=user<|message|>So.<|eot|>", "|So.".to_owned()),
+        (&format!(" to=self<|message|>Why?{next} to=user<|message|>So.<|eot|>"), "Why?|So.".into()),
+        (&format!(" to=put<|message|>{block}<|eot|>"), format!("||{call}")),
+        (&format!(" to=tools.put<|message|>{block}"), format!("||{call}")),
+        (&format!(" to=put<|message|>{two}<|eot|>"), format!("||{call}|{call}")),
+        (
+            &format!(
+                " to=user<|message|>I look.{next} to=put<|message|>{block}{next} to=put<|message|>{block}"
+            ),
+            format!("|I look.|{call}|{call}"),
+        ),
+        (&format!(" to=user<|message|>Write {block}<|eot|>"), format!("|Write {block}")),
+        (
+            &format!(" to=self<|message|>Or {block}?{next} to=user<|message|>No."),
+            format!("Or {block}?|No."),
+        ),
+        (" to=put<|message|><atem:function_calls>x", "|<atem:function_calls>x".into()),
+        (" to=nobody<|message|>Hm.", "|Hm.".into()),
+        ("Plain text<|eot|>", "|Plain text".into()),
+    ] {
+        assert_eq!(shown(&muse, text), expected, "{text}");
+    }
 }
 
 /// Goal: a call whose form is not guaranteed is passed on when it is complete, so that a client
@@ -404,6 +450,9 @@ fn guaranteed_call(format: ToolCallFormat, arguments: &str) -> String {
         F::Cohere => format!("<|START_ACTION|>[{parameters}]<|END_ACTION|>"),
         F::Granite => format!("<|tool_call|>[{object}]"),
         F::Nemotron => format!("<TOOLCALL>[{object}]</TOOLCALL>"),
+        F::MuseGlimmer => format!(" to=get<|message|>{arguments}"),
+        F::MiniCpm5 => format!("<function name=\"get\">{arguments}</function>"),
+        F::GigaChat3 => format!("<|function_call|>{object}"),
         F::Harmony => {
             let header = "<|channel|>commentary to=functions.get <|constrain|>json<|message|>";
             format!("{header}{arguments}")
@@ -510,6 +559,22 @@ fn pieces_of_calls() -> Vec<&'static str> {
         "<|end|>",
         "<|call|>",
         "<|start|>assistant",
+        " to=self",
+        "<|message|>",
+        "<|eom|>",
+        "<|start|>assistant",
+        " to=get",
+        "<|message|>",
+        "<atem:function_calls>",
+        "<atem:invoke name=\"get\">",
+        "<atem:parameter name=\"a\">1</atem:parameter>",
+        "</atem:invoke>",
+        "</atem:function_calls>",
+        "<|eot|>",
+        "<|function_call|>",
+        "<function name=\"get\">",
+        "<param name=\"t\"><![CDATA[",
+        "]]></param>",
     ]
 }
 
@@ -596,7 +661,7 @@ proptest! {
         for call in &whole.calls[..open.unwrap_or(whole.calls.len())] {
             prop_assert!(serde_json::from_str::<Value>(&call.arguments).is_ok_and(|json| json.is_object()));
         }
-        let has_headers = format.tool_calls == Some(ToolCallFormat::Harmony);
+        let has_headers = format.tool_calls.is_some_and(|format| format.headers().is_some());
         if whole.calls.is_empty() && format.reasoning.is_none() && !has_headers {
             prop_assert_eq!(&whole.text, &text);
         }

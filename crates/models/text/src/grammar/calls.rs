@@ -118,7 +118,9 @@ fn form(format: ToolCallFormat, tokenizer: &Tokenizer) -> Form {
         }
         F::Granite => Form { open: "<|tool_call|>", ..LIST },
         F::Nemotron => Form { open: "<TOOLCALL>", close: "</TOOLCALL>", ..LIST },
-        F::Harmony => Form { separator: None, ..ROW },
+        F::Harmony | F::MuseGlimmer => Form { separator: None, ..ROW },
+        F::MiniCpm5 => Form { open: "<function name=", separator: None, next: Some("\n"), ..ROW },
+        F::GigaChat3 => Form { open: "<|function_call|>", separator: None, ..ROW },
     }
 }
 
@@ -154,14 +156,19 @@ fn named_call(
             marker("<|constrain|>"),
             marker("<|message|>")
         ),
+        ToolCallFormat::MuseGlimmer => {
+            format!("{} {} {arguments}", literal(&format!(" to={name}")), marker("<|message|>"))
+        }
+        ToolCallFormat::MiniCpm5 => {
+            format!("{} {arguments} \"</function>\"", literal(&format!("\"{name}\">")))
+        }
         _ => return None,
     })
 }
 
-/// The header of a message of gpt-oss.
-pub(super) fn channel(tokenizer: &Tokenizer, name: &str) -> String {
-    let [open, close] = ["<|channel|>", "<|message|>"].map(|text| marker(tokenizer, text));
-    format!("{open} {} {close}", literal(name))
+/// The header of a message, which is given as its parts.
+pub(super) fn header(tokenizer: &Tokenizer, parts: &[&str]) -> String {
+    parts.iter().map(|part| marker(tokenizer, part)).collect::<Vec<_>>().join(" ")
 }
 
 /// The grammar. The arguments of the function `i` are the grammar `@{arguments}{i}`, and `content`
@@ -197,14 +204,14 @@ pub(super) fn lark(
     let next = next.map_or(String::new(), |text| format!(" ({} {open} rest)*", spaced(text)));
     let _ = writeln!(lark, "calls: {open} rest{next}");
     // Text is in a separate message.
-    let is_harmony = calls.format == ToolCallFormat::Harmony;
-    let text = if is_harmony { channel(tokenizer, "final") } else { String::new() };
+    let headers = calls.format.headers();
+    let text = headers.map_or(String::new(), |headers| header(tokenizer, headers.text));
     match &calls.otherwise {
         Otherwise::Nothing => lark.push_str("start: calls\n"),
         Otherwise::Grammar(_) => {
             let _ = writeln!(lark, "start: calls | {text} @{content}");
         }
-        Otherwise::Text if is_harmony => {
+        Otherwise::Text if headers.is_some() => {
             let _ = writeln!(lark, "start: calls | {text} TEXT?\n{TEXT}");
         }
         Otherwise::Text if form.open.is_empty() => {

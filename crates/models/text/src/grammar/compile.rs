@@ -20,6 +20,7 @@ use super::{
     FunctionSchema, Grammar, GrammarError, GrammarFailure, GrammarState, Otherwise,
     ToolCallGrammar, calls, gbnf, schema,
 };
+use crate::answer::Headers;
 use crate::bounded::{Bounded, Client, MAX_WAIT, Stopped, on_stop};
 use crate::processor_time::ProcessorTime;
 use crate::{Busy, ReasoningFormat, Tokenizer};
@@ -402,9 +403,9 @@ impl Parts<'_> {
             Grammar::ToolCalls(calls) => self.add_calls(&name, calls)?,
             Grammar::AfterReasoning { reasoning, is_open, then } => {
                 let then_name = format!("{name}_then");
-                let lark = match reasoning {
-                    ReasoningFormat::Harmony => self.after_analysis(then, &then_name),
-                    tagged => self.after_tags(*tagged, *is_open, &then_name),
+                let lark = match reasoning.headers() {
+                    Some(headers) => self.after_message(headers, *is_open, then, &then_name),
+                    None => self.after_tags(*reasoning, *is_open, &then_name),
                 };
                 self.add_lark(name, lark);
                 self.add(then_name, then)?;
@@ -429,17 +430,27 @@ impl Parts<'_> {
         format!("start: {first} @{then}\n{reasoned}SPACE: / |\\n{{1,4}}/\n")
     }
 
-    /// The grammar `then`, whose name is `name`, after a message in the channel `analysis` of
-    /// gpt-oss. Calls have other headers.
-    fn after_analysis(&self, then: &Grammar, name: &str) -> String {
-        let analysis = calls::channel(self.tokenizer, "analysis");
-        let reasoned = calls::text_until(self.tokenizer, "reasoned", "<|end|>");
+    /// The grammar `then`, whose name is `name`, after a message that is reasoning. Calls have other
+    /// headers.
+    fn after_message(
+        &self,
+        headers: &Headers,
+        is_open: bool,
+        then: &Grammar,
+        name: &str,
+    ) -> String {
+        let reasoning = calls::header(self.tokenizer, headers.reasoning);
+        let reasoned = calls::text_until(self.tokenizer, "reasoned", headers.end);
         let next = calls::marker(self.tokenizer, "<|start|>");
         let header = match then {
             Grammar::ToolCalls(_) => String::new(),
-            _ => calls::channel(self.tokenizer, "final"),
+            _ => calls::header(self.tokenizer, headers.text),
         };
-        format!("start: ({analysis} reasoned {next} \"assistant\")? {header} @{name}\n{reasoned}")
+        let first = match is_open {
+            true => format!("reasoned {next} \"assistant\""),
+            false => format!("({reasoning} reasoned {next} \"assistant\")?"),
+        };
+        format!("start: {first} {header} @{name}\n{reasoned}")
     }
 
     fn add_lark(&mut self, name: String, lark: String) {

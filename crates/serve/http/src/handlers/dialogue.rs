@@ -19,8 +19,8 @@ use crate::wire::body::brief;
 use crate::wire::error::ApiError;
 use crate::wire::{history, request_id};
 
-/// The variable of chat templates for the effort of reasoning.
-const EFFORT: &str = "reasoning_effort";
+/// The variables of chat templates for the effort of reasoning. Muse Glimmer has the second one.
+const EFFORTS: [&str; 2] = ["reasoning_effort", "reasoning_strength"];
 
 /// The variables of chat templates that switch reasoning on and off.
 pub(crate) const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
@@ -143,9 +143,10 @@ impl Dialogue {
             }
         }
         let template = templates.source(options).map_err(stolon::Error::from)?;
-        if template.contains(EFFORT) && (thinks || !has_switch) {
+        let variable = EFFORTS.into_iter().find(|name| template.contains(name));
+        if let Some(name) = variable.filter(|_| thinks || !has_switch) {
             is_used = true;
-            options.variables.entry(EFFORT).or_insert(Value::String(effort));
+            options.variables.entry(name).or_insert(Value::String(effort));
         }
         // A template that knows no effort already does what `none` requests.
         if thinks && !is_used {

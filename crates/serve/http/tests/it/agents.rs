@@ -132,11 +132,17 @@ async fn opencode_connects() {
     assert_eq!(server.post("/v1/chat/completions", wrong).await.0, 400);
 }
 
-/// Goal: `reasoning_effort` reaches a template that has such a variable, and is then not ignored.
+/// Goal: the effort reaches a template that has a variable for it, and is then not ignored.
 #[tokio::test]
 async fn a_template_receives_the_effort() {
+    for variable in ["reasoning_effort", "reasoning_strength"] {
+        reaches(variable).await;
+    }
+}
+
+async fn reaches(variable: &str) {
     let template =
-        "{% if reasoning_effort == 'high' %}script:json{% else %}script:plain{% endif %}";
+        format!("{{% if {variable} == 'high' %}}script:json{{% else %}}script:plain{{% endif %}}");
     let server = Server::with(SCRIPTED, |engine, _| engine.chat_template(template));
     for (effort, answer) in [("high", "{\"answer\": 42}"), ("low", "Hello, world.")] {
         let messages = json!([{"role": "user", "content": "x"}]);
