@@ -14,6 +14,8 @@ pub enum Drafting {
     DraftModel,
     /// An EAGLE-3 head ([`EngineBuilder::draft_model`](crate::EngineBuilder::draft_model)).
     Eagle3,
+    /// An assistant of Gemma 4 ([`EngineBuilder::draft_model`](crate::EngineBuilder::draft_model)).
+    Gemma4Assistant,
     /// The model's own head for multi-token prediction
     /// ([`EngineBuilder::mtp`](crate::EngineBuilder::mtp)).
     Mtp,
@@ -22,13 +24,14 @@ pub enum Drafting {
 }
 
 impl Drafting {
-    /// The name in JSON: `none`, `draft_model`, `eagle3`, `mtp` or `unused_mtp`.
+    /// The name in JSON: `none`, `draft_model`, `eagle3`, `gemma4_assistant`, `mtp` or `unused_mtp`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
             Self::DraftModel => "draft_model",
             Self::Eagle3 => "eagle3",
+            Self::Gemma4Assistant => "gemma4_assistant",
             Self::Mtp => "mtp",
             Self::UnusedMtp => "unused_mtp",
         }

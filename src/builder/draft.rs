@@ -1,4 +1,4 @@
-//! Smaller models and EAGLE-3 heads, which guess tokens of answers and come from their own files.
+//! Smaller models and draft heads, which guess tokens of answers and come from their own files.
 
 use stolon_backend::{Backend, WithDraft};
 use stolon_checkpoint::{
@@ -18,7 +18,7 @@ const NAME: &str = "draft_model";
 /// A loaded draft model or head.
 pub(super) enum Draft {
     Model(DraftModel),
-    Eagle3(DraftHead),
+    Head(DraftHead),
 }
 
 /// A loaded draft model, without its backend.
@@ -29,8 +29,9 @@ pub(super) struct DraftModel {
 }
 
 impl EngineBuilder {
-    /// A smaller model with the same vocabulary, or an EAGLE-3 head for the model, which guesses tokens
-    /// of answers (speculative decoding). Default: none. The argument is as for [`model`](Self::model).
+    /// A smaller model with the same vocabulary, an EAGLE-3 head for the model, or the assistant of a
+    /// Gemma 4 model, which guesses tokens of answers (speculative decoding). Default: none. The
+    /// argument is as for [`model`](Self::model).
     ///
     /// The model verifies the guesses, so answers have the same bits with and without, at any
     /// temperature. Nothing is guessed while it is not expected to save time, which the engine
@@ -49,6 +50,11 @@ impl EngineBuilder {
     /// and a hidden state in addition, and [`kv_type`](Self::kv_type) and [`weights`](Self::weights)
     /// apply to it, too. The model may be quantized and may have recurrent layers or images. Models
     /// with factors or norms of their embeddings, such as Gemma, are refused.
+    ///
+    /// An assistant of Gemma 4 is recognized in the same way, for example
+    /// `google/gemma-4-e2b-it-assistant` for `google/gemma-4-e2b-it`, from safetensors files that are
+    /// not quantized. It attends to the keys and values of the model, so each position of the KV cache
+    /// has a hidden state in addition and nothing else. With [`WindowKv::States`], it is refused.
     pub fn draft_model(mut self, model: impl Into<ModelArg>) -> Self {
         self.draft_model = Some(model.into());
         self
@@ -91,7 +97,7 @@ impl Draft {
         let source = stolon_checkpoint::fetched(&named, &options)?;
         let head = stolon_checkpoint::load_draft_head(&source, &options, (config, weights))?;
         match head {
-            Some(head) => Ok(Self::Eagle3(head)),
+            Some(head) => Ok(Self::Head(head)),
             None => {
                 let id = named.to_string();
                 let model = DraftModel::load(id, &source, &options, (text, config.vocab_size))?;

@@ -5,6 +5,7 @@ use std::sync::mpsc::Sender;
 use std::thread;
 
 use stolon_backend::{Backend, Pooling};
+use stolon_checkpoint::config::DraftHeadKind;
 use stolon_checkpoint::{
     AnyModel, DecoderConfig, DraftHead, EmbeddingConfig, EncoderTask, KvBudget, LoadOptions,
     LoadedEncoder, LoadedModel, LoadedScores, PairForm, ScoreConfig, TextPrompts, VisionConfig,
@@ -290,7 +291,14 @@ fn load(
     let encoder = encoder.map(|images| images.encoder.clone());
     let (drafting, draft) = match (draft, mtp) {
         (Some(Draft::Model(model)), _) => (Drafting::DraftModel, (None, Some(model))),
-        (Some(Draft::Eagle3(head)), _) => (Drafting::Eagle3, (Some(head), None)),
+        (Some(Draft::Head(head)), _) => {
+            let drafting = match head.kind {
+                DraftHeadKind::Gemma4(_) => Drafting::Gemma4Assistant,
+                DraftHeadKind::Eagle3(_) => Drafting::Eagle3,
+                DraftHeadKind::Mtp => Drafting::Mtp,
+            };
+            (drafting, (Some(head), None))
+        }
         (None, Some(head)) => (Drafting::Mtp, (Some(head), None)),
         (None, None) if has_mtp && options.takes_mtp() => (Drafting::UnusedMtp, (None, None)),
         (None, None) => (Drafting::None, (None, None)),

@@ -89,7 +89,7 @@ impl EngineBuilder {
             options.window_kv = WindowKv::Blocks;
             let added = described(draft, &options)?;
             let of_model = added.memory.map(|model| (model.weights, model.kv_per_token));
-            let of_head = added.eagle3.map(|head| (head.weights, head.kv_per_token));
+            let of_head = added.draft_head.map(|head| (head.weights, head.kv_per_token));
             let (weights, kv_per_token) = of_model.or(of_head).unwrap_or_default();
             memory.weights += weights;
             memory.kv_per_token += kv_per_token;

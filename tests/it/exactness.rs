@@ -68,6 +68,11 @@ const fn drafted(name: &'static str, model: &'static str, draft: &'static str) -
     Kind { guesses: Some(Guesses::Draft(draft)), ..in_states(name, model) }
 }
 
+/// With an assistant, which reads the positions of windows in blocks.
+const fn assisted(name: &'static str, model: &'static str, draft: &'static str) -> Kind {
+    Kind { guesses: Some(Guesses::Draft(draft)), ..kind(name, model) }
+}
+
 const fn with_head(name: &'static str, model: &'static str) -> Kind {
     Kind { guesses: Some(Guesses::Head), ..kind(name, model) }
 }
@@ -80,6 +85,8 @@ const KINDS: &[Kind] = &[
     drafted("full attention, EAGLE-3 head", "qwen3", "eagle3/qwen3"),
     drafted("gated delta rule, EAGLE-3 head", "qwen3_next", "eagle3/llama3"),
     drafted("windows in states, EAGLE-3 head", "olmo3", "eagle3/qwen3"),
+    assisted("per-layer embeddings, assistant", "gemma4", "gemma4_assistant/gemma4"),
+    assisted("values from keys, assistant", "gemma4_dense", "gemma4_assistant/gemma4_dense"),
     rounded("full attention, 4 bits", "llama", KvType::Int4),
     rounded("windows in states, keys in 8 and values in 4 bits", "gemma3", KvType::K8V4),
     rounded("latent attention, 4 bits", "deepseek_v3", KvType::Int4),

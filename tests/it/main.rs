@@ -34,9 +34,9 @@ mod disk_size;
 mod disk_tier;
 mod documents;
 #[cfg(feature = "tiers")]
-mod draft_models;
+mod draft_heads;
 #[cfg(feature = "tiers")]
-mod eagle3;
+mod draft_models;
 mod embeddings;
 mod encoders;
 #[cfg(feature = "tiers")]

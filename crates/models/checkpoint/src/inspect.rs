@@ -2,7 +2,7 @@
 //! the reasons why it would be refused. Only headers and small files are read, within the same
 //! limits as for loading.
 
-mod eagle3;
+mod draft_head;
 mod encoder;
 mod images;
 mod memory;
@@ -73,9 +73,11 @@ pub struct Inspection {
     /// The memory that the model's own head for multi-token prediction needs in addition, if it is
     /// used ([`LoadOptions::mtp`]); `None` if the model has none, or one that is not supported.
     pub mtp: Option<HeadMemory>,
-    /// The memory that an EAGLE-3 head needs in addition to the model for which it guesses tokens, if
-    /// the files are such a head. The model's embedding is included if the files have a copy of it.
-    pub eagle3: Option<HeadMemory>,
+    /// The memory that a draft head needs in addition to the model for which it guesses tokens, if the
+    /// files are one: an EAGLE-3 head or an assistant of Gemma 4, as
+    /// [`architecture`](Outline::architecture) says. The model's embedding is included if the files
+    /// have a copy of it.
+    pub draft_head: Option<HeadMemory>,
 }
 
 /// A file with weights.
@@ -261,8 +263,8 @@ fn of_directory(
         inspection.add_text_encoder_of(directory, &json, family, options);
         return Ok(inspection);
     }
-    if config::eagle3::is_eagle3(&json) {
-        inspection.add_eagle3(&path.display().to_string(), &json, weights, options);
+    if let Some(head) = config::HeadFiles::of(&json) {
+        inspection.add_draft_head(head, (&path.display().to_string(), &json), weights, options);
         return Ok(inspection);
     }
     let mut config = match config::parse_json(&path.display().to_string(), &json) {
@@ -353,7 +355,7 @@ impl Inspection {
             embedding: None,
             scores: None,
             mtp: None,
-            eagle3: None,
+            draft_head: None,
         }
     }
 

@@ -107,11 +107,11 @@ impl KvShape {
         }
     }
 
-    /// The shape of the KV store of a draft head whose layer has this shape. It keeps the hidden
-    /// state of each position in addition, as the input of a convolution.
+    /// The shape of the KV store of a draft head whose layers have this shape. It keeps the hidden
+    /// state of each position in addition, of `width` values, as the input of a convolution.
     #[must_use]
-    pub fn of_draft_head(self) -> Self {
-        Self { convolution_layers: 1, ..self }
+    pub fn of_draft_head(self, width: usize) -> Self {
+        Self { convolution_layers: 1, convolution_width: width, ..self }
     }
 
     /// Size in bytes of one block in all layers except the windowed ones.

@@ -10,6 +10,7 @@ pub(crate) mod draft_head;
 pub(crate) mod eagle3;
 pub(crate) mod embedding;
 pub(crate) mod encoder;
+pub(crate) mod gemma4_assistant;
 pub(crate) mod generation;
 pub(crate) mod gguf;
 pub(crate) mod head;
@@ -21,8 +22,7 @@ pub(crate) mod skills;
 pub(crate) mod suppressed;
 pub(crate) mod token_scores;
 
-pub use draft_head::DraftHead;
-pub use eagle3::load_draft_head;
+pub use draft_head::{DraftHead, load_draft_head};
 pub use embedding::{EmbeddingConfig, EmbeddingSizes};
 pub use encoder::{EncoderTask, LoadedEncoder, TextPrompts};
 pub use gguf::read_gguf_tokenizer;
@@ -34,7 +34,7 @@ pub use token_scores::ScoreTokens;
 
 use std::path::{Path, PathBuf};
 
-use crate::config::eagle3::{is_eagle3, no_model};
+use crate::config::HeadFiles;
 use crate::encoder::EncoderFamily;
 use crate::error::ModelError;
 use crate::files::optional;
@@ -189,9 +189,10 @@ fn from_directory(
         return gguf::load(&path, id, options.mtp);
     }
     let config = optional(directory::read_config(directory))?;
-    if let Some(config) = config.as_ref().filter(|config| is_eagle3(config)) {
+    let head = config.as_ref().and_then(|config| Some((HeadFiles::of(config)?, config)));
+    if let Some((head, config)) = head {
         let file = directory.join(directory::CONFIG).display().to_string();
-        return Err(no_model(&file, config));
+        return Err(head.no_model(&file, config));
     }
     let family = config.as_ref().and_then(crate::encoder::family);
     if let Some((config, family)) = config.as_ref().zip(family) {

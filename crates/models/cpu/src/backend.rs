@@ -170,8 +170,11 @@ impl CpuBackend {
         let rings = options.rings(encoder.as_ref());
         let slot_bytes = recurrent_bytes(&config) + shape.ring_bytes(rings.slice_tokens);
         let state_bytes = (slot_bytes as u64).saturating_mul(rings.slots as u64);
-        let head_shape =
-            head.as_ref().map(|head| options.shape(&head.config, kv_type, path).of_draft_head());
+        let head_shape = head.as_ref().map(|LoadedHead { config, kind, .. }| {
+            let width = kind.state_width(config);
+            options.shape(config, kv_type, path).of_draft_head(width)
+        });
+        check_head(head.as_ref(), &shape)?;
         let head_block_bytes = head_shape.as_ref().map_or(0, KvShape::block_bytes);
         let block_bytes = options.block_bytes(&shape).saturating_add(head_block_bytes);
         let head_bytes = head.as_ref().map_or(0, |head| {
@@ -339,7 +342,7 @@ impl Backend for CpuBackend {
             return Err(BackendError::Unsupported("draft models"));
         };
         check_drafts(tasks, &self.spec)?;
-        Ok(head.guess(tasks, budget, choose, &self.workers))
+        Ok(head.guess(tasks, budget, choose, (&mut self.kv, &self.workers)))
     }
 
     fn encode(
@@ -413,6 +416,16 @@ fn load_parts(
     let bins = regions.as_ref().map(Regions::bins);
     let decoder = Decoder::load(config, loader)?;
     Ok((encoder, bins, decoder.with_regions(regions)))
+}
+
+/// Checks that a head which reads the keys and values of a model with this shape finds all positions.
+fn check_head(head: Option<&LoadedHead>, shape: &KvShape) -> Result<(), ModelError> {
+    let reads_model = head.is_some_and(|head| matches!(head.kind, DraftHeadKind::Gemma4(_)));
+    if reads_model && shape.window > 0 {
+        let expected = "`blocks` with an assistant of Gemma 4, which reads the keys and values";
+        return Err(ModelError::option("window KV", expected, "`states`"));
+    }
+    Ok(())
 }
 
 /// Checks that the encoder can be loaded, and that its embeddings have the decoder's hidden size.
@@ -531,7 +544,7 @@ fn kv_format(
         fingerprint.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
     }
     fingerprint.update(&weights.hash(threads));
-    if let Some(LoadedHead { config, kind, weights, token_ids: _ }) = head {
+    if let Some(LoadedHead { config, kind, weights, token_ids: _, cluster_tokens: _ }) = head {
         description += &format!(", with its {} head", kind.name());
         // A model's own head is in the files of the model.
         if *kind != DraftHeadKind::Mtp {

@@ -24,6 +24,7 @@ use crate::workers::Workers;
 
 mod activations;
 mod adapters;
+mod assistant;
 mod attention;
 mod convolution;
 mod delta_net;
@@ -52,6 +53,7 @@ mod sequences;
 
 use activations::Activations;
 use adapters::{AdapterRows, RowUpdates};
+use assistant::Assistant;
 use embed::TokenMatrices;
 use head_input::HeadInput;
 use layer::Layer;
@@ -129,15 +131,16 @@ impl Decoder {
         loader_of: impl FnOnce(Weights) -> Loader<'a>,
     ) -> Result<Self, ModelError> {
         let [has_embedding, has_output] = [head.has_own_embedding(), head.has_own_output()];
-        let DraftHead { config, kind, weights, token_ids: _ } = head;
+        let DraftHead { config, kind, weights, token_ids: _, cluster_tokens } = head;
         let mut loader = loader_of(weights);
-        let input = HeadInput::load(&kind, &config, &mut loader)?;
+        let input = HeadInput::load((&kind, cluster_tokens), &config, &mut loader)?;
         let read = match &kind {
             DraftHeadKind::Mtp => match config.mtp_weights().input {
                 MtpInput::TokenFirst => None,
                 MtpInput::StateFirst => Some(vec![self.layers.len()]),
             },
             DraftHeadKind::Eagle3(eagle3) => Some(eagle3.layers.clone()),
+            DraftHeadKind::Gemma4(_) => None,
         };
         let weights = kind.decoder_weights(&config);
         let embedding = has_embedding.then(|| loader.table(&weights.embedding)).transpose()?;
@@ -252,7 +255,12 @@ impl Decoder {
         self.adapters.fill(batch);
         let mut rows = self.plan.len();
         self.activations.reserve(&self.config, rows);
-        let context = self.plan.positions.iter().max().map_or(0, |&last| last as usize + 1);
+        let mut context = self.plan.positions.iter().max().map_or(0, |&last| last as usize + 1);
+        if self.assistant_mut().is_some() {
+            // The token comes after the positions that its row attends to.
+            self.plan.rotate_as_next();
+            context += 1;
+        }
         for rope in &mut self.ropes {
             rope.grow(context);
             rope.place(&self.plan.coordinates);
@@ -324,8 +332,12 @@ impl Decoder {
     /// The logits of the first `rows` rows, which are normalized and packed for the output matrix.
     fn logits(&self, rows: usize, workers: &Workers) -> Vec<f32> {
         let path = self.path;
-        let mut logits = vec![0.0; rows * self.logit_count()];
         let head = self.tokens.head();
+        let assistant = self.head_input.as_ref().and_then(HeadInput::assistant);
+        if let Some(clusters) = assistant.and_then(Assistant::clusters) {
+            return clusters.logits(&self.output_rows(rows, workers), head, path, workers);
+        }
+        let mut logits = vec![0.0; rows * self.logit_count()];
         let site = (self.layers.len(), Site::Inputs);
         let updates = self.adapters.updates(site.0, site.1);
         let finish = updates.then([0], |sums: RowSums<'_>| {
@@ -354,7 +366,8 @@ impl Decoder {
     ) {
         let Self { config, path, layers, ropes, plan, adapters, profile, .. } = self;
         let Activations { normed, mixed, mixers: buffers, .. } = &mut self.activations;
-        let (path, layer, first) = (*path, &layers[index], self.head_input.is_some().into());
+        let first = self.head_input.as_ref().map_or(0, HeadInput::first_position);
+        let (path, layer) = (*path, &layers[index]);
         let mut pass = Pass {
             index,
             config,
@@ -386,7 +399,8 @@ impl Decoder {
         let Self { config, path, layers, ropes, plan, adapters, profile, .. } = self;
         let Activations { x, normed, mixed, projected, mixers: buffers, .. } =
             &mut self.activations;
-        let (path, layer, first) = (*path, &layers[index], self.head_input.is_some().into());
+        let first = self.head_input.as_ref().map_or(0, HeadInput::first_position);
+        let (path, layer) = (*path, &layers[index]);
         let x = &mut x[..rows * config.hidden_size];
         for mixer in &layer.mixers {
             let mut pass = Pass {

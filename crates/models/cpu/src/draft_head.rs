@@ -1,5 +1,5 @@
 //! A draft head, which guesses the tokens after the next one: the model's own head for multi-token
-//! prediction (MTP), or an EAGLE-3 head.
+//! prediction (MTP), an EAGLE-3 head, or an assistant of Gemma 4.
 //!
 //! The head computes from the hidden state of position `i` and the token at `i + 1` which token
 //! follows at `i + 2`. It has one layer of attention, over all such pairs of the sequence. The keys
@@ -21,11 +21,15 @@
 //! The hidden states are stored for every position, in the type of the inputs of convolutions, and
 //! always read from there. So the keys and values of a pair have the same bits whether its hidden
 //! state was computed in the same step or in an earlier one.
+//!
+//! An assistant of Gemma 4 has no keys and values of its own: it attends to the model's, of all
+//! positions before that of the last token, and stores the hidden states only. All its guesses have
+//! the position of the last token.
 
 use std::time::Instant;
 
 use stolon_backend::{DraftOutput, DraftTask, LogitRows, SequenceSlice, StepBatch};
-use stolon_checkpoint::config::DecoderConfig;
+use stolon_checkpoint::config::{DecoderConfig, DraftHeadKind};
 use stolon_checkpoint::error::ModelError;
 use stolon_checkpoint::kv::KvShape;
 use stolon_checkpoint::{DraftHead as LoadedHead, Weights};
@@ -52,6 +56,10 @@ pub(crate) struct DraftHead {
     slots: SlotMapping,
     /// The model's id of each token that can be guessed, if they are not the same.
     token_ids: Option<Vec<u32>>,
+    /// Number of values of a hidden state.
+    width: usize,
+    /// Whether attention reads the keys and values of the model.
+    reads_model: bool,
 }
 
 impl DraftHead {
@@ -69,9 +77,12 @@ impl DraftHead {
     ) -> Result<Self, ModelError> {
         let states = StateStore::new(&head.config, 0)?;
         let token_ids = head.token_ids.take();
+        let width = head.kind.state_width(&head.config);
+        let reads_model = matches!(head.kind, DraftHeadKind::Gemma4(_));
         let decoder = model.load_head(head, loader)?;
         let kv = KvStore::new(shape, block_count)?;
-        Ok(Self { decoder, kv, states, path, slots: SlotMapping::default(), token_ids })
+        let slots = SlotMapping::default();
+        Ok(Self { decoder, kv, states, path, slots, token_ids, width, reads_model })
     }
 
     /// Size of the packed matrices in bytes, without those that are the model's.
@@ -92,7 +103,7 @@ impl DraftHead {
     /// Stores what the positions of a step of the model leave behind in the head. `states` are the
     /// hidden states of its rows that the model has recorded ([`Decoder::row_states`]).
     pub(crate) fn extend(&mut self, batch: &StepBatch, states: &[f32], workers: &Workers) {
-        let (width, size) = (self.width(), self.kv.shape().block_size);
+        let (width, size) = (self.width, self.kv.shape().block_size);
         let rows = batch.sequences.iter().flat_map(|slice| {
             let positions = slice.start..slice.start + slice.token_count;
             positions.map(move |position| (slice, position))
@@ -106,6 +117,9 @@ impl DraftHead {
         let mut kept = KvRows::new(self.path, plane, KvLayout::Rows, &self.slots, width, 1);
         let states = states.chunks_exact(width).enumerate();
         states.for_each(|(row, state)| kept.write_row(row, state));
+        if self.reads_model {
+            return;
+        }
         let before = self.states_before(rows.map(|(slice, at)| (&slice.block_table[..], at)));
         let own = |slice: &SequenceSlice| SequenceSlice {
             logit_rows: LogitRows::None,
@@ -115,20 +129,23 @@ impl DraftHead {
             ..slice.clone()
         };
         let sequences = batch.sequences.iter().map(own).collect();
-        self.forward(&StepBatch { tokens: batch.tokens.clone(), sequences }, before, workers);
+        let batch = StepBatch { tokens: batch.tokens.clone(), sequences };
+        self.forward(&batch, before, None, workers);
     }
 
-    /// Guesses the tokens of `tasks`, which the caller has checked. See
-    /// [`Backend::draft`](stolon_backend::Backend::draft).
+    /// Guesses the tokens of `tasks`, which the caller has checked. `model_kv` has the keys and values
+    /// of the model. See [`Backend::draft`](stolon_backend::Backend::draft).
     pub(crate) fn guess(
         &mut self,
         tasks: &[DraftTask],
         budget: usize,
         choose: &mut dyn FnMut(usize, &mut [f32]) -> Option<u32>,
-        workers: &Workers,
+        (model_kv, workers): (&mut KvStore, &Workers),
     ) -> DraftOutput {
         let DecoderConfig { vocab_size, max_positions, .. } = *self.decoder.config();
-        let (width, size) = (self.width(), self.kv.shape().block_size);
+        let (width, size) = (self.width, self.kv.shape().block_size);
+        // An assistant attends to the positions before that of the token.
+        let before = usize::from(self.reads_model);
         let logit_count = self.decoder.logit_count();
         // The logits of a row for the vocabulary of the model.
         let mut all = vec![f32::NEG_INFINITY; self.token_ids.as_ref().map_or(0, |_| vocab_size)];
@@ -149,8 +166,11 @@ impl DraftHead {
         let mut begun = Instant::now();
         while !rows.is_empty() {
             let mut batch = StepBatch::default();
-            rows.iter().for_each(|row| row.add_to(&mut batch, &tasks[row.task].block_table, size));
-            let mut logits = self.forward(&batch, std::mem::take(&mut states), workers);
+            for row in &rows {
+                row.add_to(&mut batch, &tasks[row.task].block_table, size, before);
+            }
+            let of_rows = std::mem::take(&mut states);
+            let mut logits = self.forward(&batch, of_rows, Some(&mut *model_kv), workers);
             let own = self.decoder.output_states(rows.len(), workers);
             if output.first_tokens == 0 {
                 (output.first_tokens, output.first) = (rows.len(), begun.elapsed());
@@ -161,7 +181,7 @@ impl DraftHead {
             let results = logits.chunks_exact_mut(logit_count).zip(own.chunks_exact(width));
             let mut next = Vec::new();
             for (row, (logits, state)) in rows.iter().zip(results) {
-                let (task, position) = (row.task, row.position + 1);
+                let (task, position) = (row.task, row.position + 1 - before);
                 let logits = match &self.token_ids {
                     Some(ids) => {
                         all.fill(f32::NEG_INFINITY);
@@ -172,9 +192,10 @@ impl DraftHead {
                 };
                 let Some(token) = choose(task, logits) else { continue };
                 output.tokens[task].push(token);
-                let DraftTask { block_table, count, .. } = &tasks[task];
+                let DraftTask { tokens, block_table, count, .. } = &tasks[task];
                 let room = max_positions.min(block_table.len() * size);
-                if output.tokens[task].len() < *count && position < room {
+                let guessed = output.tokens[task].len();
+                if guessed < *count && tokens.len() - 1 + guessed < room {
                     next.push(Row { task, token, position });
                     states.extend_from_slice(state);
                 }
@@ -187,26 +208,27 @@ impl DraftHead {
         output
     }
 
-    /// Number of values of a hidden state.
-    fn width(&self) -> usize {
-        self.decoder.config().hidden_size
-    }
-
     /// Computes a batch and returns its logits. `states` has the hidden state of the position before
-    /// each row, `[rows, hidden_size]`.
-    fn forward(&mut self, batch: &StepBatch, states: Vec<f32>, workers: &Workers) -> Vec<f32> {
+    /// each row.
+    fn forward(
+        &mut self,
+        batch: &StepBatch,
+        states: Vec<f32>,
+        model_kv: Option<&mut KvStore>,
+        workers: &Workers,
+    ) -> Vec<f32> {
         self.decoder.set_states(states);
-        let step = StepState { kv: &mut self.kv, states: &mut self.states };
+        let kv = model_kv.filter(|_| self.reads_model).unwrap_or(&mut self.kv);
+        let step = StepState { kv, states: &mut self.states };
         self.decoder.forward(batch, step, workers).logits
     }
 
-    /// The stored hidden states of the positions before these, `[positions, hidden_size]`; zeros
-    /// before position 0. Each position comes with the block table of its sequence.
+    /// The stored hidden states of the positions before these, `[positions, width]`; zeros before position 0. Each position comes with the block table of its sequence.
     fn states_before<'a>(
         &self,
         positions: impl Iterator<Item = (&'a [BlockId], usize)>,
     ) -> Vec<f32> {
-        let (width, size) = (self.width(), self.kv.shape().block_size);
+        let (width, size) = (self.width, self.kv.shape().block_size);
         let slots: Vec<Option<usize>> = positions
             .map(|(table, position)| Some(slot_of(table, position.checked_sub(1)?, size)))
             .collect();
@@ -230,14 +252,22 @@ struct Row {
 }
 
 impl Row {
-    /// Adds the row to `batch`, for a sequence with this block table.
-    fn add_to(&self, batch: &mut StepBatch, block_table: &[BlockId], block_size: usize) {
+    /// Adds the row to `batch`, for a sequence with this block table. It attends to the positions up
+    /// to its own, without the last `before` of them.
+    fn add_to(
+        &self,
+        batch: &mut StepBatch,
+        block_table: &[BlockId],
+        block_size: usize,
+        before: usize,
+    ) {
+        let start = self.position - before;
         batch.tokens.push(self.token);
         batch.sequences.push(SequenceSlice {
             token_count: 1,
-            start: self.position,
+            start,
             write_from: self.position,
-            block_table: block_table[..=self.position / block_size].to_vec(),
+            block_table: block_table[..=start / block_size].to_vec(),
             logit_rows: LogitRows::Last,
             ..SequenceSlice::default()
         });

@@ -237,7 +237,7 @@ fn figures(inspection: &Inspection, tokenizer: Option<&str>) -> Vec<(&'static st
     add("embeddings", Some(inspection.embedding.as_ref().map_or("none".into(), embeddings)));
     let heads = [
         ("MTP head", inspection.mtp, "--mtp"),
-        ("EAGLE-3 head", inspection.eagle3, "--draft-model, with the model it was made for"),
+        ("draft head", inspection.draft_head, "--draft-model, with the model it was made for"),
     ];
     for (name, head, option) in heads {
         let Some(HeadMemory { weights, kv_per_token }) = head else { continue };

@@ -421,6 +421,7 @@ fn announce(engine: &Engine) {
     let drafting = match info.drafting {
         Drafting::DraftModel => Some("a draft model guesses tokens"),
         Drafting::Eagle3 => Some("an EAGLE-3 head guesses tokens"),
+        Drafting::Gemma4Assistant => Some("an assistant guesses tokens"),
         Drafting::Mtp => Some("the model's own head (MTP) guesses tokens"),
         Drafting::UnusedMtp => Some("none; this model has a head that guesses tokens: --mtp"),
         _ => None,

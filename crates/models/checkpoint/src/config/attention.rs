@@ -56,6 +56,9 @@ pub enum KeysAndValues {
     /// They are the keys and values of the earlier layer with this index (Gemma 4). The layer has
     /// neither projections to keys and values nor memory for them.
     OfLayer(usize),
+    /// They are the model's for which this decoder guesses tokens (assistants of Gemma 4): the ones
+    /// with this index among those that the model keeps.
+    OfModel(usize),
 }
 
 /// The attention of a layer. All sizes are at least 1.
@@ -126,7 +129,7 @@ impl AttentionConfig {
     /// Whether the layer computes its own keys and values.
     #[must_use]
     pub fn has_own_kv(&self) -> bool {
-        !matches!(self.keys_and_values, KeysAndValues::OfLayer(_))
+        !matches!(self.keys_and_values, KeysAndValues::OfLayer(_) | KeysAndValues::OfModel(_))
     }
 
     /// Makes the last `shared` of the layers read the keys and values of earlier layers. Each reads

@@ -3,9 +3,45 @@
 //! A head is described as a decoder with one layer, and by its kind, which says what the layer reads
 //! in place of the embedding of a token.
 
-use super::eagle3::Eagle3Config;
+use serde_json::Value;
+
+use super::eagle3::{self, Eagle3Config};
+use super::gemma4_assistant::{self, AssistantConfig};
 use super::{DecoderConfig, DecoderWeights, TensorSpec};
 use crate::error::ModelError;
+
+/// A kind of head that has files of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HeadFiles {
+    Eagle3,
+    Gemma4,
+}
+
+impl HeadFiles {
+    /// The kind that a `config.json` describes, if it is one.
+    pub(crate) fn of(value: &Value) -> Option<Self> {
+        if eagle3::is_eagle3(value) {
+            return Some(Self::Eagle3);
+        }
+        gemma4_assistant::is_assistant(value).then_some(Self::Gemma4)
+    }
+
+    /// The name in descriptions of files.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Eagle3 => "eagle3",
+            Self::Gemma4 => "gemma4_assistant",
+        }
+    }
+
+    /// The error for a head where a model is expected.
+    pub(crate) fn no_model(self, file: &str, value: &Value) -> ModelError {
+        let expected = "a language model; a draft head guesses tokens for the model that it was \
+                        trained for, as its draft model";
+        let class = value["architectures"][0].as_str();
+        ModelError::unsupported(file, "architectures", expected, class.unwrap_or(self.name()))
+    }
+}
 
 /// The kind of a draft head.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,6 +51,9 @@ pub enum DraftHeadKind {
     Mtp,
     /// An EAGLE-3 head, which reads the hidden states after several layers.
     Eagle3(Eagle3Config),
+    /// An assistant of Gemma 4. It reads the hidden state after the model's last norm, and the
+    /// model's keys and values.
+    Gemma4(AssistantConfig),
 }
 
 /// The error for a file that guesses tokens for another model and is not supported, if it is one.
@@ -25,9 +64,7 @@ pub(super) fn refused(file: &str, key: &str, name: &str) -> Option<ModelError> {
         || lower.ends_with("forcausallmeagle");
     let reason = match &*lower {
         "eagle3" => "EAGLE-3 heads are read from safetensors files only",
-        "gemma4_assistant" | "gemma4-assistant" => {
-            "assistants of Gemma 4, which read the keys and values of their model, are not supported"
-        }
+        "gemma4-assistant" => "assistants of Gemma 4 are read from safetensors files only",
         _ if is_eagle || ["dflash", "dspark"].iter().any(|kind| lower.contains(kind)) => {
             "heads of EAGLE-1, EAGLE-2, DFlash and DSpark are not supported"
         }
@@ -43,6 +80,16 @@ impl DraftHeadKind {
         match self {
             Self::Mtp => "MTP",
             Self::Eagle3(_) => "EAGLE-3",
+            Self::Gemma4(_) => "Gemma 4 assistant",
+        }
+    }
+
+    /// Number of values of a hidden state that the head reads. `decoder` is the head's.
+    #[must_use]
+    pub fn state_width(&self, decoder: &DecoderConfig) -> usize {
+        match self {
+            Self::Mtp | Self::Eagle3(_) => decoder.hidden_size,
+            Self::Gemma4(assistant) => assistant.model_width,
         }
     }
 
@@ -50,7 +97,7 @@ impl DraftHeadKind {
     #[must_use]
     pub fn decoder_weights(&self, decoder: &DecoderConfig) -> DecoderWeights {
         match self {
-            Self::Mtp => decoder.weights(),
+            Self::Mtp | Self::Gemma4(_) => decoder.weights(),
             Self::Eagle3(eagle3) => eagle3.decoder_weights(decoder),
         }
     }
@@ -71,6 +118,7 @@ impl DraftHeadKind {
         list.extend(match self {
             Self::Mtp => decoder.mtp_weights().tensors().into(),
             Self::Eagle3(eagle3) => eagle3.input_weights(decoder).tensors(),
+            Self::Gemma4(assistant) => assistant.own_weights(decoder).tensors(),
         });
         list
     }

@@ -146,7 +146,7 @@ impl Eagle3Config {
 }
 
 /// Whether a `config.json` describes an EAGLE-3 head.
-pub(crate) fn is_eagle3(value: &Value) -> bool {
+pub(super) fn is_eagle3(value: &Value) -> bool {
     let class = class(value);
     let is_named = class.is_some_and(|class| class.to_ascii_lowercase().contains("eagle3"));
     // The heads of the authors have the class of Llama.
@@ -159,13 +159,6 @@ pub(crate) fn is_eagle3(value: &Value) -> bool {
 
 fn class(value: &Value) -> Option<&str> {
     value.get("architectures")?.get(0)?.as_str()
-}
-
-/// The error for an EAGLE-3 head where a model is expected.
-pub(crate) fn no_model(file: &str, value: &Value) -> ModelError {
-    let expected = "a language model; an EAGLE-3 head guesses tokens for the model that it was \
-                    trained for, as its draft model";
-    ModelError::unsupported(file, "architectures", expected, class(value).unwrap_or("eagle3"))
 }
 
 /// The decoder of an EAGLE-3 head, and its other parts. `layer_count` is the number of layers of the

@@ -184,7 +184,7 @@ impl DecoderConfig {
 
     /// For each mixer of each layer, its index among the mixers that keep the same kind of data: keys
     /// and values, inputs of convolutions, or states. Attention that reads the keys and values of
-    /// another layer has the index of that layer.
+    /// another layer, or of a model, has the index of those.
     #[must_use]
     pub fn kept_indices(&self) -> Vec<Vec<usize>> {
         let [mut keys, mut inputs, mut states] = [(); 3].map(|()| 0..);
@@ -194,6 +194,7 @@ impl DecoderConfig {
                 MixerConfig::Attention(attention) => match attention.keys_and_values {
                     // Attention is the first mixer of a layer.
                     KeysAndValues::OfLayer(source) => all[source].first().copied(),
+                    KeysAndValues::OfModel(kept) => Some(kept),
                     KeysAndValues::Own | KeysAndValues::OneMatrix => keys.next(),
                 },
                 MixerConfig::Latent(_) => keys.next(),

@@ -4,7 +4,7 @@ use serde::Serialize;
 use stolon_kernels::KvLayout;
 
 use super::InspectOptions;
-use crate::config::{DecoderConfig, TensorSpec};
+use crate::config::{DecoderConfig, DraftHeadKind, TensorSpec};
 use crate::error::ModelError;
 use crate::kv::{DEFAULT_BLOCK_SIZE, DEFAULT_STEP_TOKENS, KvShape, KvType};
 use crate::memory::packed_bytes;
@@ -85,20 +85,22 @@ impl HeadMemory {
         options: &InspectOptions,
     ) -> Option<Self> {
         let is_own = |name: &str| !["model.embed_tokens.weight", "lm_head.weight"].contains(&name);
-        Some(Self::of(&config.mtp_head()?, weights, is_own, options))
+        let head = (&config.mtp_head()?, &DraftHeadKind::Mtp);
+        Some(Self::of(head, weights, is_own, options))
     }
 
-    /// Computes the memory of a head with the decoder `head`. `is_own` says which tensors of `weights`
-    /// are not the model's.
+    /// Computes the memory of a head with this decoder and of this kind. `is_own` says which tensors of
+    /// `weights` are not the model's.
     pub(super) fn of(
-        head: &DecoderConfig,
+        (head, kind): (&DecoderConfig, &DraftHeadKind),
         weights: &Weights,
         is_own: impl Fn(&str) -> bool,
         options: &InspectOptions,
     ) -> Self {
         let own = weights.list().filter(|(name, ..)| is_own(name));
         let kv_type = options.kv_type.unwrap_or_else(|| KvType::of_weights(head.dtype));
-        let shape = KvShape::of(head, 1, kv_type, |_| KvLayout::Rows).of_draft_head();
+        let shape = KvShape::of(head, 1, kv_type, |_| KvLayout::Rows);
+        let shape = shape.of_draft_head(kind.state_width(head));
         let weights = own.map(|(.., bytes)| bytes).sum();
         Self { weights, kv_per_token: shape.block_bytes() as u64 }
     }

@@ -1,38 +1,30 @@
 //! Loads an EAGLE-3 head for a model, from the head's own directory or repository.
 
+use std::path::Path;
+
+use serde_json::Value;
+
 use super::draft_head::DraftHead;
 use super::head::{EMBEDDING, HEAD};
-use super::{LoadOptions, directory, fetched};
-use crate::config::eagle3::{fit, is_eagle3, parse};
+use crate::config::eagle3::{fit, parse};
 use crate::config::{DecoderConfig, DraftHeadKind, Eagle3Config};
 use crate::error::ModelError;
-use crate::files::optional;
-use crate::source::ModelSource;
 use crate::weights::Weights;
 
 /// The tensor with the differences between the model's ids of tokens that can be guessed and their
 /// indices.
 const TOKEN_IDS: &str = "d2t";
 
-/// Loads the EAGLE-3 head in `source` for a model with this configuration and these weights. `None`
-/// if `source` is no such head. Blocks the calling thread as [`load`](super::load()) does.
-///
-/// # Errors
-/// [`ModelError`] if the head cannot be read, is not supported, or was made for another model.
-pub fn load_draft_head(
-    source: &ModelSource,
-    options: &LoadOptions,
+/// Loads the head in `directory` for a model with this configuration and these weights. `file` is the
+/// name of the `config.json`, which has this value.
+pub(super) fn load(
+    directory: &Path,
+    (file, value): (&str, &Value),
     (model, model_weights): (&DecoderConfig, &Weights),
-) -> Result<Option<DraftHead>, ModelError> {
-    let ModelSource::Directory(path) = fetched(source, options)? else { return Ok(None) };
-    let Some(value) = optional(directory::read_config(&path))? else { return Ok(None) };
-    if !is_eagle3(&value) {
-        return Ok(None);
-    }
-    let file = path.join(directory::CONFIG).display().to_string();
-    let (decoder, config) = parse(&file, &value, model.layers.len())?;
-    let decoder = fit(&file, decoder, &config, model)?;
-    let mut weights = Weights::open_directory(&path)?;
+) -> Result<DraftHead, ModelError> {
+    let (decoder, config) = parse(file, value, model.layers.len())?;
+    let decoder = fit(file, decoder, &config, model)?;
+    let mut weights = Weights::open_directory(directory)?;
     prepare(&mut weights)?;
     check(&weights, &decoder, &config)?;
     let token_ids = token_ids(&weights, &config, model.vocab_size)?;
@@ -41,7 +33,7 @@ pub fn load_draft_head(
         weights.remove(EMBEDDING);
     }
     let kind = DraftHeadKind::Eagle3(config);
-    Ok(Some(DraftHead { config: decoder, kind, weights, token_ids }))
+    Ok(DraftHead { config: decoder, kind, weights, token_ids, cluster_tokens: None })
 }
 
 /// Gives the tensors of the layer the names that they have in a decoder.

@@ -57,5 +57,6 @@ pub(crate) fn of_gguf(
 fn checked(config: DecoderConfig, weights: Weights) -> Result<DraftHead, ModelError> {
     weights.check(&config)?;
     weights.check_all(config.mtp_weights().tensors())?;
-    Ok(DraftHead { config, kind: DraftHeadKind::Mtp, weights, token_ids: None })
+    let kind = DraftHeadKind::Mtp;
+    Ok(DraftHead { config, kind, weights, token_ids: None, cluster_tokens: None })
 }

@@ -48,7 +48,7 @@ impl TokenMatrices {
     }
 
     /// Writes the embedding of a token to `out`.
-    fn row(&self, token: u32, out: &mut [f32]) {
+    pub(super) fn row(&self, token: u32, out: &mut [f32]) {
         match self {
             Self::Tied(matrix) => matrix.row(token as usize, out),
             Self::Untied { embedding, .. } | Self::OfHead { embedding: Some(embedding), .. } => {
@@ -98,8 +98,12 @@ impl Decoder {
         norms.embedding.then(|| (vec![1.0; *hidden_size], norms.eps))
     }
 
-    /// Fills the residual stream with the embeddings of the batch's tokens and images.
+    /// Fills the residual stream with the embeddings of the batch's tokens and images. Does nothing in
+    /// a draft head that reads embeddings of another size.
     pub(super) fn embed(&mut self, batch: &StepBatch, workers: &Workers) {
+        if let Some(assistant) = self.assistant_mut() {
+            return assistant.set_tokens(&batch.tokens);
+        }
         let (tokens, width) = (&batch.tokens, self.config.hidden_size);
         let in_vocabulary = 0..self.config.vocab_size as u32;
         let chunk = workers.chunk_rows(tokens.len(), width);
@@ -165,7 +169,7 @@ fn normalize(norm: Option<&(Vec<f32>, f32)>, path: Path, row: &mut [f32]) {
 }
 
 /// Multiplies an embedding by the model's factor, if it has one.
-fn scale_embedding(scale: Option<f32>, row: &mut [f32]) {
+pub(super) fn scale_embedding(scale: Option<f32>, row: &mut [f32]) {
     if let Some(scale) = scale {
         row.iter_mut().for_each(|value| *value *= scale);
     }

@@ -1,4 +1,4 @@
-//! The input of the layer of a draft head: a token, and the hidden state of the position before it.
+//! The input of the layers of a draft head: a token, and the hidden state of the position before it.
 
 use std::borrow::Cow;
 
@@ -9,6 +9,7 @@ use stolon_checkpoint::error::ModelError;
 use stolon_kernels::{Operands, Path, Sink};
 
 use super::Decoder;
+use super::assistant::Assistant;
 use super::linear::{Linear, Loader, project};
 use super::passes::{Norm, NormVectors, grow, pack_rows};
 use crate::workers::Workers;
@@ -17,9 +18,7 @@ use crate::workers::Workers;
 #[derive(Debug)]
 pub(super) struct HeadInput {
     kind: Kind,
-    /// The norm of the hidden state, `[hidden_size]`.
-    hidden_norm: NormVectors,
-    /// For each row of the step, the hidden state of the position before it, `[rows, hidden_size]`.
+    /// For each row of the step, the hidden state of the position before it.
     states: Vec<f32>,
     /// Rows that are packed for the projection.
     joined: Operands,
@@ -29,16 +28,26 @@ pub(super) struct HeadInput {
 #[derive(Debug)]
 enum Kind {
     /// The residual stream begins with the projection of the two, in the order of the input.
-    Mtp { input: MtpInput, embedding_norm: NormVectors, projection: Linear },
+    Mtp {
+        input: MtpInput,
+        embedding_norm: NormVectors,
+        hidden_norm: NormVectors,
+        projection: Linear,
+    },
     /// The projections of the layer read `[norm(embedding), norm(state)]`, and the residual stream
     /// begins with the state.
     Eagle3(Eagle3),
+    /// The residual stream begins with the projection of the two, and attention reads the model's keys
+    /// and values.
+    Gemma4(Assistant),
 }
 
 /// The parts of an EAGLE-3 head.
 #[derive(Debug)]
 struct Eagle3 {
     config: Eagle3Config,
+    /// The norm of the features, `[hidden_size]`.
+    hidden_norm: NormVectors,
     /// The norms of the model's hidden states: none, one of all states, or one of each.
     state_norms: Vec<NormVectors>,
     /// The projection of the model's hidden states of a position to the one that the head reads.
@@ -49,33 +58,37 @@ struct Eagle3 {
 
 impl HeadInput {
     pub(super) fn load(
-        kind: &DraftHeadKind,
+        (kind, cluster_tokens): (&DraftHeadKind, Option<Vec<u32>>),
         config: &DecoderConfig,
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
-        let (kind, hidden_norm) = match kind {
+        let kind = match kind {
             DraftHeadKind::Mtp => {
                 let MtpWeights { input, embedding_norm, hidden_norm, projection } =
                     config.mtp_weights();
                 let embedding_norm = NormVectors::load(&embedding_norm, loader)?;
+                let hidden_norm = NormVectors::load(&hidden_norm, loader)?;
                 let projection = loader.linear(&projection)?;
-                (Kind::Mtp { input, embedding_norm, projection }, hidden_norm)
+                Kind::Mtp { input, embedding_norm, hidden_norm, projection }
             }
             DraftHeadKind::Eagle3(eagle3) => {
                 let Eagle3Weights { hidden_norm, state_norms, projection } =
                     eagle3.input_weights(config);
+                let hidden_norm = NormVectors::load(&hidden_norm, loader)?;
                 let state_norms = state_norms.iter().map(|norm| NormVectors::load(norm, loader));
-                let eagle3 = Eagle3 {
+                Kind::Eagle3(Eagle3 {
                     config: eagle3.clone(),
+                    hidden_norm,
                     state_norms: state_norms.collect::<Result<_, _>>()?,
                     projection: loader.linear(&projection)?,
                     pairs: Vec::new(),
-                };
-                (Kind::Eagle3(eagle3), hidden_norm)
+                })
+            }
+            DraftHeadKind::Gemma4(assistant) => {
+                Kind::Gemma4(Assistant::load((assistant, config), cluster_tokens, loader)?)
             }
         };
-        let hidden_norm = NormVectors::load(&hidden_norm, loader)?;
-        Ok(Self { kind, hidden_norm, states: Vec::new(), joined: Operands::default() })
+        Ok(Self { kind, states: Vec::new(), joined: Operands::default() })
     }
 
     /// Size in bytes of the packed matrix.
@@ -84,6 +97,7 @@ impl HeadInput {
             Kind::Mtp { projection, .. } | Kind::Eagle3(Eagle3 { projection, .. }) => {
                 projection.bytes()
             }
+            Kind::Gemma4(assistant) => assistant.bytes(),
         }
     }
 
@@ -91,9 +105,23 @@ impl HeadInput {
     /// normalized residual stream.
     pub(super) fn pairs(&self) -> Option<&[f32]> {
         match &self.kind {
-            Kind::Mtp { .. } => None,
+            Kind::Mtp { .. } | Kind::Gemma4(_) => None,
             Kind::Eagle3(Eagle3 { pairs, .. }) => Some(pairs),
         }
+    }
+
+    /// The parts of an assistant of Gemma 4; `None` for other heads.
+    pub(super) fn assistant(&self) -> Option<&Assistant> {
+        match &self.kind {
+            Kind::Gemma4(assistant) => Some(assistant),
+            Kind::Mtp { .. } | Kind::Eagle3(_) => None,
+        }
+    }
+
+    /// The first position that attention reads. A head with keys and values of its own has none at
+    /// position 0, where no token is before it.
+    pub(super) fn first_position(&self) -> usize {
+        usize::from(self.assistant().is_none())
     }
 }
 
@@ -129,7 +157,7 @@ impl Eagle3 {
 
 impl Decoder {
     /// Sets the hidden states that the next step of this head reads: for each of its rows, that of
-    /// the position before it, `[rows, hidden_size]`.
+    /// the position before it.
     ///
     /// # Panics
     /// If this decoder is no draft head.
@@ -148,8 +176,16 @@ impl Decoder {
         }
     }
 
-    /// The hidden states of the rows that have got logits in the last step of this head, `[rows,
-    /// hidden_size]`, which it reads for the guesses that follow.
+    /// The parts of an assistant of Gemma 4, if this decoder is one.
+    pub(super) fn assistant_mut(&mut self) -> Option<&mut Assistant> {
+        match &mut self.head_input {
+            Some(HeadInput { kind: Kind::Gemma4(assistant), .. }) => Some(assistant),
+            _ => None,
+        }
+    }
+
+    /// The hidden states of the rows that have got logits in the last step of this head, which it
+    /// reads for the guesses that follow.
     pub(crate) fn output_states(&self, rows: usize, workers: &Workers) -> Vec<f32> {
         let x = &self.activations.x[..rows * self.config.hidden_size];
         if let Some(HeadInput { kind: Kind::Eagle3(eagle3), .. }) = &self.head_input
@@ -157,12 +193,19 @@ impl Decoder {
         {
             return x.to_vec();
         }
+        let states = self.output_rows(rows, workers);
+        match self.head_input.as_ref().and_then(HeadInput::assistant) {
+            Some(assistant) => assistant.states(&states, self.path, workers),
+            None => states,
+        }
+    }
+
+    /// The first `rows` rows of the residual stream after the last norm.
+    pub(super) fn output_rows(&self, rows: usize, workers: &Workers) -> Vec<f32> {
+        let x = &self.activations.x[..rows * self.config.hidden_size];
         let mut states = vec![0.0; x.len()];
-        Norm::of(self.config.hidden_size, Some(&self.final_norm), self.path).rows(
-            x,
-            &mut states,
-            workers,
-        );
+        let norm = Norm::of(self.config.hidden_size, Some(&self.final_norm), self.path);
+        norm.rows(x, &mut states, workers);
         states
     }
 
@@ -173,11 +216,11 @@ impl Decoder {
         let (path, width) = (self.path, self.config.hidden_size);
         let x = &mut self.activations.x[..rows * width];
         let norm = |vectors| Norm::of(self.config.hidden_size, vectors, path);
-        let HeadInput { kind, hidden_norm, states, joined } = input;
-        let of_state = norm(Some(hidden_norm));
+        let HeadInput { kind, states, joined } = input;
         match kind {
-            Kind::Mtp { input, embedding_norm, projection } => {
-                let of_embedding = norm(Some(embedding_norm));
+            Kind::Mtp { input, embedding_norm, hidden_norm, projection } => {
+                let [of_embedding, of_state] =
+                    [embedding_norm, hidden_norm].map(|own| norm(Some(&*own)));
                 joined.reset(rows, &[&projection.matrix]);
                 pack_rows(joined, workers.for_pass(rows, 2 * width), 2 * width, |row, out| {
                     let (mut embedding, mut state) = out.split_at_mut(width);
@@ -189,7 +232,8 @@ impl Decoder {
                 });
                 project(projection, joined, Sink::Rows(x), path, workers);
             }
-            Kind::Eagle3(Eagle3 { config, pairs, .. }) => {
+            Kind::Eagle3(Eagle3 { config, hidden_norm, pairs, .. }) => {
+                let of_state = norm(Some(hidden_norm));
                 let of_embedding = norm(self.layers[0].attention_input_norm.as_ref());
                 let is_normed = config.norm_before_residual;
                 grow(pairs, rows * 2 * width);
@@ -205,6 +249,10 @@ impl Decoder {
                         x.copy_from_slice(if is_normed { normed } else { state });
                     }
                 });
+            }
+            Kind::Gemma4(assistant) => {
+                let model = (&*self.tokens, &self.config);
+                assistant.join((states, joined, x), model, path, workers);
             }
         }
     }

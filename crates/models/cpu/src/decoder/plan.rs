@@ -116,6 +116,15 @@ impl BatchRows {
         self.rotations.extend((next..end).map(|at| Rotation::Position((at - lag) as u32)));
     }
 
+    /// Rotates each row as one at the next position. All rows are tokens.
+    pub(super) fn rotate_as_next(&mut self) {
+        for rotation in &mut self.rotations {
+            if let Rotation::Position(position) = rotation {
+                *position += 1;
+            }
+        }
+    }
+
     /// The rows of each slice of `batch`, for which the plan was filled.
     pub(super) fn slices<'a>(&self, batch: &'a StepBatch) -> Vec<SliceRows<'a>> {
         let rows = |(slice, first): (&'a SequenceSlice, &usize)| SliceRows {

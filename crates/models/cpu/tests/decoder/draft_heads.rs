@@ -1,6 +1,6 @@
-//! Draft heads, a model's own (MTP) and EAGLE-3: their logits equal those of another implementation,
-//! have the same bits wherever their keys and values come from, and leave the model's logits as they
-//! are.
+//! Draft heads, a model's own (MTP), EAGLE-3 and assistants of Gemma 4: their logits equal those of
+//! another implementation, have the same bits wherever their keys and values come from, and leave the
+//! model's logits as they are.
 
 use std::sync::Arc;
 
@@ -41,9 +41,12 @@ fn in_gguf() -> impl Iterator<Item = &'static str> {
 /// EAGLE-3 heads. Each is for the model whose name its own begins with.
 const EAGLE3: [&str; 3] = ["eagle3/llama3", "eagle3/qwen3", "eagle3/qwen3_each"];
 
+/// Assistants of Gemma 4. Each is for the model with its own name.
+const ASSISTANTS: [&str; 2] = ["gemma4_assistant/gemma4", "gemma4_assistant/gemma4_dense"];
+
 /// A head of each kind: of EAGLE-3, one that reads the output of the model's last layer, and one that
 /// does not.
-const KINDS: [&str; 3] = [NAME, "eagle3/llama3", "eagle3/qwen3"];
+const KINDS: [&str; 5] = [NAME, "eagle3/llama3", "eagle3/qwen3", ASSISTANTS[0], ASSISTANTS[1]];
 
 /// Number of guesses of the fixture.
 const GUESSES: usize = 4;
@@ -51,12 +54,12 @@ const GUESSES: usize = 4;
 /// The model of a fixture, with its head if `with_head` is true.
 fn model(name: &str, with_head: bool) -> LoadedModel {
     let directory = |name: &str| ModelSource::Directory(fixture::directory(name));
-    let Some(eagle3) = name.strip_prefix("eagle3/") else {
+    let eagle3 = name.strip_prefix("eagle3/").and_then(|head| head.split('_').next());
+    let Some(model) = eagle3.or(name.strip_prefix("gemma4_assistant/")) else {
         let options = LoadOptions { mtp: with_head, ..LoadOptions::default() };
         return load(&directory(name), &options).expect("a valid model");
     };
     let options = LoadOptions::default();
-    let model = eagle3.split('_').next().expect("a name");
     let mut model = load(&directory(model), &options).expect("a valid model");
     if with_head {
         let head = load_draft_head(&directory(name), &options, (&model.config, &model.weights));
@@ -95,7 +98,11 @@ fn backend_of(
 /// The tokens of the fixture, whose last one the model has sampled, and the logits of the guesses
 /// that follow.
 fn expected(name: &str) -> (Vec<u32>, Vec<Vec<f32>>) {
-    let file = if name.starts_with("eagle3/") { "eagle3" } else { "mtp" };
+    let file = match name.split('/').next() {
+        Some("eagle3") => "eagle3",
+        Some("gemma4_assistant") => "guesses",
+        _ => "mtp",
+    };
     let bytes = fixture::file(name, &format!("{file}.safetensors"));
     let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
     let logits = file.tensor("logits").expect("a tensor of the script");
@@ -171,6 +178,25 @@ fn guesses_equal_those_of_published_eagle3_heads() {
             assert!(difference < 1e-3, "{name}, guess {guess}: {difference} standard deviations");
             let others = row.iter().filter(|logit| **logit == f32::NEG_INFINITY).count();
             assert_eq!(others, row.len() - ids.len(), "{name}");
+        }
+    }
+}
+
+/// Goal: the guesses of assistants have the logits of transformers, also those that follow other
+/// guesses. Tokens of clusters that are not chosen have no probability.
+#[test]
+fn guesses_equal_those_of_published_assistants() {
+    for (name, known) in ASSISTANTS.into_iter().zip([96, 3 * 96 / 12]) {
+        let (tokens, expected) = expected(name);
+        let rows = guesses_after(model(name, true), &tokens);
+        assert_eq!((rows.len(), expected.len()), (GUESSES, GUESSES));
+        for (guess, (row, expected)) in rows.iter().zip(&expected).enumerate() {
+            let chosen: Vec<usize> = (0..row.len()).filter(|at| row[*at].is_finite()).collect();
+            assert_eq!(chosen.len(), known, "{name}");
+            let [row, expected] =
+                [row, expected].map(|row| chosen.iter().map(|at| row[*at]).collect::<Vec<_>>());
+            let difference = difference(&row, &expected);
+            assert!(difference < 1e-3, "{name}, guess {guess}: {difference} standard deviations");
         }
     }
 }

@@ -122,7 +122,8 @@ impl Attention {
                 let keys = columns(kv_heads)?;
                 Some((keys.clone(), keys))
             }
-            KeysAndValues::OfLayer(_) => None,
+            // Draft heads, which read those of their model, run on CPUs only.
+            KeysAndValues::OfLayer(_) | KeysAndValues::OfModel(_) => None,
         };
         let gates = match self.config.output_gate {
             true => Some(columns(heads)?.to_dtype(DType::F32)?),

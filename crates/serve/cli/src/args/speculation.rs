@@ -17,13 +17,14 @@ pub struct SpeculationArgs {
     #[arg(long, visible_alias = "num-speculative-tokens", default_value_t = 8)]
     #[arg(value_name = "TOKENS", value_parser = clap::value_parser!(u8).range(1..=32))]
     speculation_tokens: u8,
-    /// A smaller model, or an EAGLE-3 head, that guesses tokens of answers, given as for --model
+    /// A smaller model, or a draft head, that guesses tokens of answers, given as for --model
     ///
     /// The model verifies the guesses, so answers stay the same. Nothing is guessed where that does
     /// not save time. The weights need memory in addition to the model's, and --kv-memory is divided
     /// between both. A smaller model must have the same vocabulary, and models with recurrent layers
     /// cannot guess. An EAGLE-3 head must have been trained for this model, such as
-    /// AngelSlim/Qwen3-8B_eagle3 for Qwen/Qwen3-8B, in safetensors files. Not on GPUs.
+    /// AngelSlim/Qwen3-8B_eagle3 for Qwen/Qwen3-8B, and an assistant of Gemma 4, such as
+    /// google/gemma-4-e2b-it-assistant, for its model, both in safetensors files. Not on GPUs.
     #[arg(long, value_name = "MODEL")]
     draft_model: Option<String>,
     /// Let the model's own head for multi-token prediction (MTP) guess tokens of answers

@@ -156,8 +156,8 @@ pub struct Props {
     /// The kinds of content that prompts may have besides text.
     pub modalities: Modalities,
     /// What guesses tokens of answers in addition to earlier texts: `draft_model`, `eagle3` (an
-    /// EAGLE-3 head), `mtp` (the model's own head), `none`, or `unused_mtp` if the model has a head that
-    /// is not used. Not in llama.cpp.
+    /// EAGLE-3 head), `gemma4_assistant`, `mtp` (the model's own head), `none`, or `unused_mtp` if the
+    /// model has a head that is not used. Not in llama.cpp.
     pub drafting: &'static str,
     /// The chat template, in Jinja; empty if the model has none.
     pub chat_template: String,

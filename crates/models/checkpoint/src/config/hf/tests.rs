@@ -677,7 +677,7 @@ fn errors_name_the_key() {
         (json!({}), &["unknown architecture", "nothing", "qwen3"]),
         (json!({ "model_type": "mamba" }), &["unknown architecture", "`mamba`", "llama"]),
         (json!({ "architectures": ["GPT2LMHeadModel"] }), &["`GPT2LMHeadModel`"]),
-        (json!({ "model_type": "gemma4_assistant" }), &["`model_type`", "assistants of Gemma 4"]),
+        (json!({ "model_type": "gemma4-assistant" }), &["`model_type`", "assistants of Gemma 4"]),
         (
             json!({ "model_type": "qwen3", "architectures": ["DFlashDraftModel"] }),
             &["`architectures`", "DFlash", "not supported"],

@@ -1,10 +1,10 @@
-//! EAGLE-3 heads: they change no bit of an answer, their hidden states are right wherever the blocks
-//! come from, and what is no head for the model is refused.
+//! EAGLE-3 heads and assistants of Gemma 4: they change no bit of an answer, their hidden states are
+//! right wherever the blocks come from, and what is no head for the model is refused.
 
 use std::path::{Path, PathBuf};
 
 use stolon::inspect::{InspectOptions, inspect};
-use stolon::{DraftSources, Drafting, Engine, EngineBuilder, ModelSource, Speculation};
+use stolon::{DraftSources, Drafting, Engine, EngineBuilder, ModelSource, Speculation, WindowKv};
 
 use crate::mtp::{builder, changed, compare};
 use crate::support::tiers::Directory;
@@ -101,10 +101,15 @@ async fn a_head_that_must_be_right_always_is() {
 /// Goal: heads with random weights, which are mostly wrong, change no bit of an answer either.
 #[tokio::test]
 async fn a_head_that_is_wrong_changes_no_answer() {
-    let llama = (stolon_fixtures::path("llama3"), stolon_fixtures::path("eagle3/llama3"));
-    for (name, (model, head)) in [("qwen3", (model(), head())), ("llama3", llama)] {
+    for (name, head) in [
+        ("qwen3", "eagle3/qwen3"),
+        ("llama3", "eagle3/llama3"),
+        ("gemma4", "gemma4_assistant/gemma4"),
+        ("gemma4_dense", "gemma4_assistant/gemma4_dense"),
+    ] {
+        let [model, head] = [name, head].map(stolon_fixtures::path);
         let with_head = |builder: EngineBuilder| builder.draft_model(&*head).num_blocks(FEW_BLOCKS);
-        compare(&format!("eagle3-{name}"), &model, with_head, |drafted, accepted| {
+        compare(&format!("head-{name}"), &model, with_head, |drafted, accepted| {
             assert!(drafted > 30 && accepted < drafted / 2, "{accepted} of {drafted}");
         })
         .await;
@@ -120,7 +125,8 @@ async fn inspection_knows_heads() {
         inspect(&source, &InspectOptions::default()).expect("a description")
     };
     let described = of(&head());
-    let needed = described.eagle3.expect("a head");
+    assert_eq!(described.outline.architecture.as_deref(), Some("eagle3"));
+    let needed = described.draft_head.expect("a head");
     // Keys, values and the hidden state of a position, in f32.
     assert_eq!(needed.kv_per_token, 4 * (2 * 2 * 10 + 48));
     // The embedding and the output matrix are its own.
@@ -128,7 +134,7 @@ async fn inspection_knows_heads() {
     assert!(described.memory.is_none() && described.refusals.len() == 1, "{described:?}");
     let error = Engine::builder().model(&*head()).build().await.expect_err("no model").to_string();
     assert!(error.contains(&described.refusals[0]) && error.contains("draft model"), "{error}");
-    assert!(of(&model()).eagle3.is_none());
+    assert!(of(&model()).draft_head.is_none());
 
     let with = |head: Option<PathBuf>| {
         let builder = builder(&model());
@@ -149,6 +155,55 @@ async fn inspection_knows_heads() {
     assert_eq!(memory(Some(head())), memory(None) + needed.weights + added);
 }
 
+/// Goal: an assistant of Gemma 4 takes memory for its weights and for the hidden states of the model,
+/// and for nothing else.
+#[tokio::test]
+async fn assistants_keep_hidden_states_only() {
+    let [model, head] = ["gemma4", "gemma4_assistant/gemma4"].map(stolon_fixtures::path);
+    let source = ModelSource::Directory(head.clone());
+    let described = inspect(&source, &InspectOptions::default()).expect("a description");
+    assert_eq!(described.outline.architecture.as_deref(), Some("gemma4_assistant"));
+    assert_eq!(described.refusals.len(), 1, "{:?}", described.refusals);
+    let needed = described.draft_head.expect("a head");
+    // The width of the model, in f32.
+    assert_eq!(needed.kv_per_token, 4 * 40);
+    assert!(needed.weights > 4 * 96 * 24, "{needed:?}");
+    let memory = |builder: EngineBuilder| builder.memory_needed().expect("a size");
+    let [plain, with] = [builder(&model), builder(&model).draft_model(&*head)].map(memory);
+    let engine = builder(&model).draft_model(&*head).build().await.expect("an engine");
+    let info = engine.model_info();
+    assert_eq!(
+        (info.drafting, info.drafting.name()),
+        (Drafting::Gemma4Assistant, "gemma4_assistant")
+    );
+    let positions = (info.num_blocks * info.block_size) as u64;
+    assert_eq!(with, plain + needed.weights + positions * needed.kv_per_token);
+}
+
+/// Goal: an assistant for another model, or for one that keeps the positions of windows only, is
+/// refused with a message that says what is wrong.
+#[tokio::test]
+async fn assistants_for_other_models_are_refused() {
+    let [own, other] =
+        ["gemma4_assistant/gemma4", "gemma4_assistant/gemma4_dense"].map(stolon_fixtures::path);
+    let [gemma4, dense, e4b, qwen3] =
+        ["gemma4", "gemma4_dense", "gemma4_e4b", "qwen3"].map(stolon_fixtures::path);
+    for (builder, head, parts) in [
+        (builder(&dense), &own, ["sizes of the model's", "(2, 12)"]),
+        (builder(&gemma4), &other, ["sizes of the model's", "(1, 12)"]),
+        (builder(&e4b), &own, ["backbone_hidden_size", "36, as the model has"]),
+        (builder(&qwen3), &own, ["Gemma 4", "Qwen3"]),
+        (builder(&gemma4).window_kv(WindowKv::States), &own, ["`blocks`", "assistant"]),
+    ] {
+        let built = builder.draft_model(&**head).build().await;
+        let error = built.expect_err("another model").to_string();
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    }
+    let built = builder(&own).build().await;
+    let error = built.expect_err("no model").to_string();
+    assert!(error.contains("draft model"), "{error}");
+}
+
 /// Goal: a head for another model, or one that is damaged, is refused with a message that says what is
 /// wrong.
 #[tokio::test]
@@ -163,15 +218,28 @@ async fn other_heads_are_refused() {
     refused(&gemma, &head(), &["factors", "Gemma3"]).await;
     let narrow = stolon_fixtures::path("gpt_oss");
     refused(&narrow, &head(), &["hidden_size", "32, as the model has"]).await;
-    for (name, changes, parts) in [
-        ("d2t", &[(r#""d2t":{"dtype":"I64""#, r#""d2t":{"dtype":"F64""#)][..], &["d2t", "I64"][..]),
-        ("name", &[("\"d2t\"", "\"d3t\"")], &["d2t"]),
-        ("fc", &[("\"fc.weight\"", "\"xx.weight\"")], &["fc.weight"]),
-        ("bias", &[("\"lm_head.weight\"", "\"fc.more.weight\"")], &["without", "fc.more"]),
+    let llama = ["llama3", "eagle3/llama3"];
+    let gemma = ["gemma4_dense", "gemma4_assistant/gemma4_dense"];
+    // The first two tokens of the first cluster.
+    let [token, no_token] = ["\x0f\0\0\0\0\0\0\0]", "\x7f\0\0\0\0\0\0\0]"];
+    for (name, [model, head], changes, parts) in [
+        (
+            "d2t",
+            llama,
+            &[(r#""d2t":{"dtype":"I64""#, r#""d2t":{"dtype":"F64""#)][..],
+            &["d2t", "I64"][..],
+        ),
+        ("name", llama, &[("\"d2t\"", "\"d3t\"")], &["d2t"]),
+        ("fc", llama, &[("\"fc.weight\"", "\"xx.weight\"")], &["fc.weight"]),
+        ("bias", llama, &[("\"lm_head.weight\"", "\"fc.more.weight\"")], &["without", "fc.more"]),
+        ("order", gemma, &[("token_ordering", "token_orderinh")], &["without", "token_orderinh"]),
+        ("input", gemma, &[("pre_projection", "pre_projectiox")], &["without", "pre_projectiox"]),
+        ("type", gemma, &[(r#""dtype":"I64""#, r#""dtype":"U64""#)], &["token_ordering", "I64"]),
+        ("token", gemma, &[(token, no_token)], &["token_ordering", "below 96", "127"]),
     ] {
         let copy = Directory::new(&format!("eagle3-damaged-{name}"));
         std::fs::create_dir_all(&copy.0).expect("a new directory");
-        for entry in std::fs::read_dir(stolon_fixtures::path("eagle3/llama3")).expect("a fixture") {
+        for entry in std::fs::read_dir(stolon_fixtures::path(head)).expect("a fixture") {
             let path = entry.expect("a file").path();
             let mut bytes = std::fs::read(&path).expect("a file");
             for (from, to) in changes {
@@ -184,7 +252,7 @@ async fn other_heads_are_refused() {
             std::fs::write(copy.0.join(path.file_name().expect("a name")), bytes)
                 .expect("writable");
         }
-        refused(&stolon_fixtures::path("llama3"), &copy.0, parts).await;
+        refused(&stolon_fixtures::path(model), &copy.0, parts).await;
     }
     let both = builder(&stolon_fixtures::path("mtp/qwen3_5")).mtp(true).draft_model(&*head());
     let error = both.build().await.expect_err("two of them").to_string();
