@@ -52,7 +52,7 @@ impl EngineBuilder {
     /// with factors or norms of their embeddings, such as Gemma, are refused.
     ///
     /// An assistant of Gemma 4 is recognized in the same way, for example
-    /// `google/gemma-4-e2b-it-assistant` for `google/gemma-4-e2b-it`, from safetensors files that are
+    /// `google/gemma-4-E2B-it-assistant` for `google/gemma-4-E2B-it`, from safetensors files that are
     /// not quantized. It attends to the keys and values of the model, so each position of the KV cache
     /// has a hidden state in addition and nothing else. With [`WindowKv::States`], it is refused.
     pub fn draft_model(mut self, model: impl Into<ModelArg>) -> Self {

@@ -24,7 +24,7 @@ pub struct SpeculationArgs {
     /// between both. A smaller model must have the same vocabulary, and models with recurrent layers
     /// cannot guess. An EAGLE-3 head must have been trained for this model, such as
     /// AngelSlim/Qwen3-8B_eagle3 for Qwen/Qwen3-8B, and an assistant of Gemma 4, such as
-    /// google/gemma-4-e2b-it-assistant, for its model, both in safetensors files. Not on GPUs.
+    /// google/gemma-4-E2B-it-assistant, for its model, both in safetensors files. Not on GPUs.
     #[arg(long, value_name = "MODEL")]
     draft_model: Option<String>,
     /// Let the model's own head for multi-token prediction (MTP) guess tokens of answers
