@@ -35,8 +35,13 @@ impl Scripted {
     fn new(right: usize) -> Result<Self, ModelError> {
         let LoadedModel { config, weights, .. } = preset(MODEL);
         let head = config.mtp_head().expect("an architecture with heads");
-        let (weights_of_head, kind) = (head_weights(&head)?, DraftHeadKind::Mtp);
-        let head = DraftHead { config: head, kind, weights: weights_of_head, token_ids: None };
+        let head = DraftHead {
+            weights: head_weights(&head)?,
+            config: head,
+            kind: DraftHeadKind::Mtp,
+            token_ids: None,
+            cluster_tokens: None,
+        };
         let model = CpuBackend::with_head(config, None, weights, Some(head), options())?;
         Ok(Self { model, right })
     }
