@@ -420,8 +420,7 @@ fn load_parts(
 
 /// Checks that a head which reads the keys and values of a model with this shape finds all positions.
 fn check_head(head: Option<&LoadedHead>, shape: &KvShape) -> Result<(), ModelError> {
-    let reads_model = head.is_some_and(|head| matches!(head.kind, DraftHeadKind::Gemma4(_)));
-    if reads_model && shape.window > 0 {
+    if head.is_some_and(|head| head.kind.reads_model_kv()) && shape.window > 0 {
         let expected = "`blocks` with an assistant of Gemma 4, which reads the keys and values";
         return Err(ModelError::option("window KV", expected, "`states`"));
     }

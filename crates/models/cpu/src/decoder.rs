@@ -68,7 +68,7 @@ use row_states::RowStates;
 use sequences::Sequences;
 
 pub(crate) use pass::StepState;
-pub(crate) use plan::slot_of;
+pub(crate) use plan::{output_count, slot_of};
 pub use profile::{Stage, StageTimes};
 pub(crate) use regions::Regions;
 
@@ -88,7 +88,7 @@ pub(crate) struct Decoder {
     /// Index of the last layer that keeps something of its positions. See
     /// [`DecoderConfig::last_keeping_layer`].
     last_keeping: usize,
-    /// The hidden states of all rows of the last step, for a draft head; `None` if the model is used
+    /// The hidden states of rows of the last step, for a draft head; `None` if the model is used
     /// without one.
     row_states: Option<RowStates>,
     /// What replaces the embedding of a token as the input, if this is the draft head of another
@@ -142,13 +142,14 @@ impl Decoder {
             DraftHeadKind::Eagle3(eagle3) => Some(eagle3.layers.clone()),
             DraftHeadKind::Gemma4(_) => None,
         };
+        let reads_model = kind.reads_model_kv();
         let weights = kind.decoder_weights(&config);
         let embedding = has_embedding.then(|| loader.table(&weights.embedding)).transpose()?;
         let output = weights.head.as_ref().filter(|_| has_output);
         let head = output.map(|output| loader.matrix(output)).transpose()?;
         let tokens = TokenMatrices::OfHead { model: Arc::clone(&self.tokens), embedding, head };
         let head = Self::load_with((config, weights), tokens, loader)?;
-        self.record_states(read);
+        self.record_states(read, !reads_model);
         Ok(Self { head_input: Some(input), ..head })
     }
 
@@ -235,6 +236,7 @@ impl Decoder {
         workers: &Workers,
     ) -> StepOutput {
         self.profile.begin();
+        self.forget_states();
         step.states.begin(batch, step.kv, workers);
         let output = self.compute(batch, &mut step, workers);
         step.states.finish(batch, step.kv);

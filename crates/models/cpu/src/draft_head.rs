@@ -23,13 +23,15 @@
 //! state was computed in the same step or in an earlier one.
 //!
 //! An assistant of Gemma 4 has no keys and values of its own: it attends to the model's, of all
-//! positions before that of the last token, and stores the hidden states only. All its guesses have
-//! the position of the last token.
+//! positions before that of the last token. All its guesses have the position of the last token, so
+//! it reads the hidden state of the position that the last token was sampled from, and no other one.
+//! Only positions with logits store theirs. So the rows of a prompt that the model computes are the
+//! same as without the assistant.
 
 use std::time::Instant;
 
 use stolon_backend::{DraftOutput, DraftTask, LogitRows, SequenceSlice, StepBatch};
-use stolon_checkpoint::config::{DecoderConfig, DraftHeadKind};
+use stolon_checkpoint::config::DecoderConfig;
 use stolon_checkpoint::error::ModelError;
 use stolon_checkpoint::kv::KvShape;
 use stolon_checkpoint::{DraftHead as LoadedHead, Weights};
@@ -37,7 +39,7 @@ use stolon_kernels::{self as kernels, KvLayout, KvRows, Path, SlotMapping};
 use stolon_kvcache::BlockId;
 
 use crate::decoder::linear::Loader;
-use crate::decoder::{Decoder, StepState, slot_of};
+use crate::decoder::{Decoder, StepState, output_count, slot_of};
 use crate::kv_store::KvStore;
 use crate::state_store::StateStore;
 use crate::workers::Workers;
@@ -78,7 +80,7 @@ impl DraftHead {
         let states = StateStore::new(&head.config, 0)?;
         let token_ids = head.token_ids.take();
         let width = head.kind.state_width(&head.config);
-        let reads_model = matches!(head.kind, DraftHeadKind::Gemma4(_));
+        let reads_model = head.kind.reads_model_kv();
         let decoder = model.load_head(head, loader)?;
         let kv = KvStore::new(shape, block_count)?;
         let slots = SlotMapping::default();
@@ -101,12 +103,13 @@ impl DraftHead {
     }
 
     /// Stores what the positions of a step of the model leave behind in the head. `states` are the
-    /// hidden states of its rows that the model has recorded ([`Decoder::row_states`]).
+    /// hidden states that the model has recorded ([`Decoder::row_states`]).
     pub(crate) fn extend(&mut self, batch: &StepBatch, states: &[f32], workers: &Workers) {
         let (width, size) = (self.width, self.kv.shape().block_size);
         let rows = batch.sequences.iter().flat_map(|slice| {
-            let positions = slice.start..slice.start + slice.token_count;
-            positions.map(move |position| (slice, position))
+            let count = if self.reads_model { output_count(slice) } else { slice.token_count };
+            let end = slice.start + slice.token_count;
+            (end - count..end).map(move |position| (slice, position))
         });
         self.slots.fill(rows.clone().map(|(slice, position)| {
             let is_written = position >= slice.write_from;

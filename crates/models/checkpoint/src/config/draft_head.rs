@@ -84,6 +84,13 @@ impl DraftHeadKind {
         }
     }
 
+    /// Whether the head attends to the keys and values of the model, and has none of its own. It then
+    /// reads hidden states of positions with logits only.
+    #[must_use]
+    pub fn reads_model_kv(&self) -> bool {
+        matches!(self, Self::Gemma4(_))
+    }
+
     /// Number of values of a hidden state that the head reads. `decoder` is the head's.
     #[must_use]
     pub fn state_width(&self, decoder: &DecoderConfig) -> usize {

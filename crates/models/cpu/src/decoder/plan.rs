@@ -183,7 +183,7 @@ impl BatchRows {
 }
 
 /// Number of the slice's last rows that get logits or whose hidden states are returned.
-fn output_count(slice: &SequenceSlice) -> usize {
+pub(crate) fn output_count(slice: &SequenceSlice) -> usize {
     let (rows, count) = (slice.logit_rows, slice.token_count);
     rows.logits(count).len() + rows.hidden(count).len()
 }
