@@ -105,15 +105,22 @@ pub(crate) async fn detokenize(
 /// `GET /tokenizer_info`.
 pub(crate) async fn info(State(app): State<Arc<App>>) -> Result<Json<TokenizerInfo>, ApiError> {
     let (engine, info) = (&app.engine, app.engine.model_info());
-    let text = |token: u32| engine.detokenize(&[token], false);
+    // Without a tokenizer, tokens have no text.
+    let text = |token: &u32| match engine.detokenize(&[*token], false) {
+        Err(stolon::Error::NoTokenizer) => Ok(None),
+        text => text.map(Some),
+    };
     // The special tokens around an empty text; the last may be the one that ends a text.
-    let around = engine.tokenize("", true).await?;
+    let around = match engine.tokenize("", true).await {
+        Err(stolon::Error::NoTokenizer) => Vec::new(),
+        around => around?,
+    };
     let bos = around.first().filter(|token| !info.eos_token_ids.contains(token));
     let options = ChatOptions::default();
     let template = engine.chat_template().ok().and_then(|template| template.source(&options).ok());
     Ok(Json(TokenizerInfo {
-        bos_token: bos.map(|&token| text(token)).transpose()?,
-        eos_token: info.eos_token_ids.first().map(|&token| text(token)).transpose()?,
+        bos_token: bos.map_or(Ok(None), text)?,
+        eos_token: info.eos_token_ids.first().map_or(Ok(None), text)?,
         pad_token: None,
         chat_template: template.map(str::to_owned),
         vocab_size: info.vocab_size,

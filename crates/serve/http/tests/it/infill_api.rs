@@ -164,6 +164,19 @@ async fn gaps_that_cannot_be_filled_are_refused() {
     assert_eq!((status, &reply["error"]["param"]), (400, &json!("input_extra[0].text")), "{reply}");
 }
 
+/// Goal: a model without a tokenizer is described, too, with empty strings for its texts.
+#[tokio::test]
+async fn models_without_a_tokenizer_are_described() {
+    let model = stolon_fixtures::path("gemma4");
+    let server = Server::start(model.to_str().expect("a path"));
+    let (status, props) = server.get("/props").await;
+    assert_eq!((status, &props["default_generation_settings"]["n_ctx"]), (200, &json!(256)));
+    for name in ["chat_template", "bos_token", "eos_token"] {
+        assert_eq!(props[name], "", "{name}");
+    }
+    assert_eq!(server.get("/tokenizer_info").await.0, 200);
+}
+
 /// Goal: clients of llama.cpp's server find what they ask for: the context length, the template,
 /// and the text of a conversation's prompt.
 #[tokio::test]
