@@ -69,8 +69,10 @@ pub(crate) struct Headers {
     pub(crate) reasoning: &'static [&'static str],
     /// The header of a message that is text.
     pub(crate) text: &'static [&'static str],
-    /// The special token after a message that is not the last one.
-    pub(crate) end: &'static str,
+    /// The special tokens that end a message. The first one ends one that is not the last.
+    pub(crate) closes: &'static [&'static str],
+    /// The special tokens that begin the next header, or a part of it.
+    pub(super) begins: &'static [&'static str],
     /// Spellings of the special tokens. The text that is parsed must contain them.
     pub(super) special_tokens: &'static [&'static str],
 }
@@ -79,7 +81,8 @@ pub(crate) struct Headers {
 pub(super) static HARMONY: Headers = Headers {
     reasoning: &["<|channel|>", "analysis", "<|message|>"],
     text: &["<|channel|>", "final", "<|message|>"],
-    end: "<|end|>",
+    closes: &["<|end|>", "<|call|>", "<|return|>"],
+    begins: &["<|start|>", "<|channel|>"],
     special_tokens: &[
         "<|start|>",
         "<|channel|>",
@@ -95,7 +98,8 @@ pub(super) static HARMONY: Headers = Headers {
 pub(super) static MUSE_GLIMMER: Headers = Headers {
     reasoning: &[" to=self", "<|message|>"],
     text: &[" to=user", "<|message|>"],
-    end: "<|eom|>",
+    closes: &["<|eom|>", "<|eot|>"],
+    begins: &["<|start|>"],
     special_tokens: &["<|start|>", "<|message|>", "<|eom|>", "<|eot|>"],
 };
 

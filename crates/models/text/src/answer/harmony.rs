@@ -21,19 +21,15 @@ use std::sync::Arc;
 
 use super::calls::{Beginning, Reader};
 use super::cursor::{Cursor, End};
+use super::format::Headers;
 use super::object_call::{self, Call};
 use super::offered::Offered;
 use super::parser::find;
 use super::{AnswerFormat, AnswerPart, MAX_CALLS, ToolCallFormat};
 use crate::FunctionSchema;
 
-/// The markers that end a message.
-const CLOSES: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", "<|eom|>", "<|eot|>"];
 /// The marker that begins the header of the next message.
 const NEXT: &str = "<|start|>";
-/// The markers that end a message, or begin the header of one.
-const ENDS: [&str; 7] =
-    [CLOSES[0], CLOSES[1], CLOSES[2], CLOSES[3], CLOSES[4], NEXT, "<|channel|>"];
 /// The text between two messages of an answer that are both text, or both reasoning.
 const SEPARATOR: &str = "\n\n";
 /// The marker that ends a header.
@@ -46,6 +42,7 @@ const MAX_ARGUMENTS: usize = 1 << 20;
 /// Takes one answer apart.
 #[derive(Clone, Debug)]
 pub(super) struct Harmony {
+    headers: &'static Headers,
     state: State,
     /// Text that was not read yet.
     pending: String,
@@ -79,8 +76,9 @@ enum State {
 }
 
 impl Harmony {
-    pub(super) fn new(format: &AnswerFormat) -> Self {
+    pub(super) fn new(headers: &'static Headers, format: &AnswerFormat) -> Self {
         Self {
+            headers,
             state: if format.reasoning_is_open { State::Reasoning } else { State::Header },
             pending: String::new(),
             calls: 0,
@@ -144,7 +142,8 @@ impl Harmony {
             return true;
         }
         let message = self.pending.find(MESSAGE).filter(|&len| len <= MAX_HEADER);
-        let closed = CLOSES.iter().filter_map(|close| self.pending.find(close)).min();
+        let closes = self.headers.closes;
+        let closed = closes.iter().filter_map(|close| self.pending.find(close)).min();
         if let Some(len) =
             closed.filter(|&len| len <= MAX_HEADER && message.is_none_or(|at| at > len))
         {
@@ -183,7 +182,8 @@ impl Harmony {
     }
 
     fn in_message(&mut self, parts: &mut Vec<AnswerPart>, at_end: bool) -> bool {
-        let found = find(&self.pending, &ENDS, at_end);
+        let Headers { closes, begins, .. } = self.headers;
+        let found = find(&self.pending, &[*closes, *begins].concat(), at_end);
         let text: String = self.pending.drain(..found.text).collect();
         match &mut self.state {
             State::Call { arguments, .. } => {
@@ -201,7 +201,7 @@ impl Harmony {
             return false;
         }
         // The other markers begin the next header.
-        if CLOSES.iter().any(|close| self.pending.starts_with(close)) {
+        if closes.iter().any(|close| self.pending.starts_with(close)) {
             self.pending.drain(..found.marker);
         }
         if let State::Call { name, arguments } = std::mem::replace(&mut self.state, State::Header) {

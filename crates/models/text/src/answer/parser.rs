@@ -73,10 +73,11 @@ impl AnswerParser {
             matched: None,
             format,
         };
-        if parser.format.reasoning.is_some_and(|format| format.headers().is_some())
-            || parser.format.tool_calls.is_some_and(|format| format.headers().is_some())
-        {
-            parser.mode = Mode::Harmony(Box::new(Harmony::new(&parser.format)));
+        let format = &parser.format;
+        let headers = format.reasoning.and_then(ReasoningFormat::headers);
+        let headers = headers.or(format.tool_calls.and_then(ToolCallFormat::headers));
+        if let Some(headers) = headers {
+            parser.mode = Mode::Harmony(Box::new(Harmony::new(headers, format)));
             return parser;
         }
         match parser.format.reasoning {

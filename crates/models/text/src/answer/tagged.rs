@@ -24,7 +24,7 @@ const CALL_ENDS: &[&str] = &["</function>", "</invoke>", "</｜DSML｜invoke>", 
 
 /// The tags of arguments whose values have no lines of their own: line breaks belong to the values.
 const EXACT: [&str; 2] = ["<atem:parameter name=", "<param name="];
-/// The section in which a value may have any characters.
+/// The section of MiniCPM 5 in which a value may have any characters.
 const CDATA: [&str; 2] = ["<![CDATA[", "]]>"];
 
 const GLM_ARGUMENTS: &[&str] = &["<arg_key>"];
@@ -107,7 +107,8 @@ pub(super) fn arguments(
                 _ => None,
             };
             let key = name_in(head);
-            let value = match cdata(cursor)? {
+            let section = if tag == EXACT[1] { cdata(cursor)? } else { None };
+            let value = match section {
                 Some(value) => value,
                 None if EXACT.contains(&tag) => arguments.value(cursor, TAGS, key)?,
                 None => lines(arguments.value(cursor, TAGS, key)?),
@@ -512,6 +513,8 @@ mod tests {
             ("f></function>", json!({})),
             ("f>\n<parameter=\np>\na\n</p>\n</function>", json!({"p": "a"})),
             ("f>\n<p>a</p>\n<n>3</n></function>", json!({"p": "a", "n": 3})),
+            ("f><parameter=p><![CDATA[a]]></parameter></function>", json!({"p": "<![CDATA[a]]>"})),
+            ("f><param name=\"p\"><![CDATA[a]]></param></function>", json!({"p": "a"})),
         ] {
             let text = format!("<function={text}");
             let read = read(&text, End::Complete).map(|(arguments, _)| arguments);

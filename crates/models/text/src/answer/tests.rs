@@ -202,6 +202,7 @@ fn channels_are_told_apart() {
         ("Plain text <|end|>", "|Plain text "),
         ("<|channel|>ana", "|<|channel|>ana"),
         ("<|channel|>final<|message|>a<|end|><|start|>assi", "|a"),
+        ("<|channel|>final<|message|>Llama 4 ends with <|eot|>.", "|Llama 4 ends with <|eot|>."),
     ] {
         assert_eq!(shown(&harmony, text), expected, "{text}");
     }
@@ -240,6 +241,7 @@ fn recipients_are_told_apart() {
         ),
         (" to=put<|message|><atem:function_calls>x", "|<atem:function_calls>x".into()),
         (" to=nobody<|message|>Hm.", "|Hm.".into()),
+        (" to=user<|message|>Phi ends with <|end|>.<|eot|>", "|Phi ends with <|end|>.".into()),
         ("Plain text<|eot|>", "|Plain text".into()),
     ] {
         assert_eq!(shown(&muse, text), expected, "{text}");

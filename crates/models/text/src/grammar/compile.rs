@@ -440,7 +440,7 @@ impl Parts<'_> {
         name: &str,
     ) -> String {
         let reasoning = calls::header(self.tokenizer, headers.reasoning);
-        let reasoned = calls::text_until(self.tokenizer, "reasoned", headers.end);
+        let reasoned = calls::text_until(self.tokenizer, "reasoned", headers.closes[0]);
         let next = calls::marker(self.tokenizer, "<|start|>");
         let header = match then {
             Grammar::ToolCalls(_) => String::new(),
