@@ -150,8 +150,8 @@ def train(options):
 
     def rotate(x, positions):
         angles = torch.cat([positions[:, None] * frequencies] * 2, -1)
-        turned = torch.cat([-x[..., dim // 2 :], x[..., : dim // 2]], -1)
-        return x * angles.cos() + turned * angles.sin()
+        rotated = torch.cat([-x[..., dim // 2 :], x[..., : dim // 2]], -1)
+        return x * angles.cos() + rotated * angles.sin()
 
     def step(features, embedded, kept):
         """The logits and the states of pairs. `kept` has the keys and values of earlier guesses."""

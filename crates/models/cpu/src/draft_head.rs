@@ -22,8 +22,8 @@
 //! always read from there. So the keys and values of a pair have the same bits whether its hidden
 //! state was computed in the same step or in an earlier one.
 //!
-//! An assistant of Gemma 4 has no keys and values of its own: it attends to the model's, of all
-//! positions before that of the last token. All its guesses have the position of the last token, so
+//! An assistant of Gemma 4 stores no keys and values. It attends to the model's, at all positions
+//! before that of the last token. All its guesses have the position of the last token, so
 //! it reads the hidden state of the position that the last token was sampled from, and no other one.
 //! Only positions with logits store theirs. So the rows of a prompt that the model computes are the
 //! same as without the assistant.

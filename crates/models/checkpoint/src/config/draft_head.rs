@@ -10,7 +10,7 @@ use super::gemma4_assistant::{self, AssistantConfig};
 use super::{DecoderConfig, DecoderWeights, TensorSpec};
 use crate::error::ModelError;
 
-/// A kind of head that has files of its own.
+/// The kinds of heads that are published in separate files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeadFiles {
     Eagle3,
@@ -73,6 +73,17 @@ pub(super) fn refused(file: &str, key: &str, name: &str) -> Option<ModelError> {
     Some(ModelError::unsupported(file, key, format!("a language model; {reason}"), name))
 }
 
+/// Checks that a head was made for its model. `sizes` are keys of the head, their values, and the
+/// model's values. `file` is the name of the head's file in error messages.
+pub(super) fn check_sizes(file: &str, sizes: [(&str, usize, usize); 2]) -> Result<(), ModelError> {
+    match sizes.into_iter().find(|(_, got, expected)| got != expected) {
+        Some((key, got, expected)) => {
+            Err(ModelError::key(file, key, format!("{expected}, as the model has"), got))
+        }
+        None => Ok(()),
+    }
+}
+
 impl DraftHeadKind {
     /// The name of the kind in messages.
     #[must_use]
@@ -84,8 +95,8 @@ impl DraftHeadKind {
         }
     }
 
-    /// Whether the head attends to the keys and values of the model, and has none of its own. It then
-    /// reads hidden states of positions with logits only.
+    /// Whether the head attends to the model's keys and values and stores none. Such a head reads
+    /// hidden states only at positions with logits.
     #[must_use]
     pub fn reads_model_kv(&self) -> bool {
         matches!(self, Self::Gemma4(_))

@@ -9,6 +9,7 @@
 
 use serde_json::{Map, Value};
 
+use super::draft_head::check_sizes;
 use super::tensors::LinearWeights;
 use super::{
     AttentionWeights, DecoderConfig, DecoderWeights, Dialect, Keys, MixerWeights, NormWeights,
@@ -315,15 +316,13 @@ pub(crate) fn fit(
     config: &Eagle3Config,
     model: &DecoderConfig,
 ) -> Result<DecoderConfig, ModelError> {
-    for (key, got, expected) in [
-        ("hidden_size", decoder.hidden_size, model.hidden_size),
-        ("vocab_size", decoder.vocab_size, model.vocab_size),
-    ] {
-        if got != expected {
-            let expected = format!("{expected}, as the model has");
-            return Err(ModelError::key(file, key, expected, got));
-        }
-    }
+    check_sizes(
+        file,
+        [
+            ("hidden_size", decoder.hidden_size, model.hidden_size),
+            ("vocab_size", decoder.vocab_size, model.vocab_size),
+        ],
+    )?;
     if let Some(layer) = config.layers.iter().find(|layer| **layer > model.layers.len()) {
         let expected = format!("numbers of layers of the model, which has {}", model.layers.len());
         return Err(ModelError::key(file, LAYER_IDS, expected, layer));

@@ -12,6 +12,7 @@
 
 use serde_json::Value;
 
+use super::draft_head::check_sizes;
 use super::tensors::LinearWeights;
 use super::{
     DecoderConfig, Dialect, Keys, KeysAndValues, LayerConfig, TensorRole, TensorSpec, parse_json,
@@ -122,18 +123,16 @@ pub(crate) fn parse(
     let mut layer_json = value[LAYERS].clone();
     if let Some(keys) = layer_json.as_object_mut() {
         keys.insert(SHARED.to_owned(), 0.into());
-        for key in ["hidden_size_per_layer_input", "final_logit_softcapping"] {
-            let default = if key.ends_with("input") { 0.into() } else { Value::Null };
-            keys.insert(key.to_owned(), default);
-        }
+        keys.insert("hidden_size_per_layer_input".to_owned(), 0.into());
+        keys.insert("final_logit_softcapping".to_owned(), Value::Null);
     }
     let parsed = parse_json(file, &layer_json)?;
     let mut decoder = parsed.decoder;
-    // The projections to keys and values are the model's, so the files have none.
     let is_gemma4 = decoder.architecture.description().dialect == Dialect::Gemma4;
     if !is_gemma4 || parsed.quantization.is_some() {
         return Err(layers.unsupported("model_type", "gemma4_text, without quantized weights"));
     }
+    // The projections to keys and values are the model's, so the files have none.
     let attentions = decoder.layers.iter_mut().filter_map(LayerConfig::attention_mut);
     attentions.for_each(|attention| attention.keys_and_values = KeysAndValues::OfModel(0));
     // The embedding is the output matrix only: the input has the model's.
@@ -178,15 +177,13 @@ pub(crate) fn fit(
         let (expected, got) = ("an assistant for Gemma 4", format!("{:?}", model.architecture));
         return Err(ModelError::unsupported(file, "model_type", expected, got));
     }
-    for (key, got, expected) in [
-        ("backbone_hidden_size", config.model_width, model.hidden_size),
-        ("vocab_size", decoder.vocab_size, model.vocab_size),
-    ] {
-        if got != expected {
-            let expected = format!("{expected}, as the model has");
-            return Err(ModelError::key(file, key, expected, got));
-        }
-    }
+    check_sizes(
+        file,
+        [
+            ("backbone_hidden_size", config.model_width, model.hidden_size),
+            ("vocab_size", decoder.vocab_size, model.vocab_size),
+        ],
+    )?;
     let kept = model.kept_indices();
     let own = model.layers.iter().zip(&kept).filter_map(|(layer, kept)| {
         let attention = layer.attention().filter(|attention| attention.has_own_kv())?;

@@ -1,4 +1,4 @@
-//! Describes a draft head that has files of its own, which is no model by itself.
+//! Describes a draft head from its separate files. A head alone is not a model.
 
 use serde_json::Value;
 

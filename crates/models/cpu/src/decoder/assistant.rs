@@ -20,7 +20,7 @@ pub(super) struct Assistant {
     /// The projection of the normalized residual stream to a hidden state.
     output: Linear,
     clusters: Option<Clusters>,
-    /// For each row of the step, its token and its embedding.
+    /// The token of each row of the step.
     tokens: Vec<u32>,
 }
 

@@ -118,8 +118,8 @@ impl HeadInput {
         }
     }
 
-    /// The first position that attention reads. A head with keys and values of its own has none at
-    /// position 0, where no token is before it.
+    /// The first position that attention reads. A head that stores keys and values has none at
+    /// position 0, because no token is before it.
     pub(super) fn first_position(&self) -> usize {
         usize::from(self.assistant().is_none())
     }

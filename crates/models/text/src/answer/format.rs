@@ -71,8 +71,8 @@ pub(crate) struct Headers {
     pub(crate) text: &'static [&'static str],
     /// The special tokens that end a message. The first one ends one that is not the last.
     pub(crate) closes: &'static [&'static str],
-    /// The special tokens that begin the next header, or a part of it.
-    pub(super) begins: &'static [&'static str],
+    /// The same, and the special tokens that begin the next header, or a part of it.
+    pub(super) ends: &'static [&'static str],
     /// Spellings of the special tokens. The text that is parsed must contain them.
     pub(super) special_tokens: &'static [&'static str],
 }
@@ -82,7 +82,7 @@ pub(super) static HARMONY: Headers = Headers {
     reasoning: &["<|channel|>", "analysis", "<|message|>"],
     text: &["<|channel|>", "final", "<|message|>"],
     closes: &["<|end|>", "<|call|>", "<|return|>"],
-    begins: &["<|start|>", "<|channel|>"],
+    ends: &["<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"],
     special_tokens: &[
         "<|start|>",
         "<|channel|>",
@@ -99,7 +99,7 @@ pub(super) static MUSE_GLIMMER: Headers = Headers {
     reasoning: &[" to=self", "<|message|>"],
     text: &[" to=user", "<|message|>"],
     closes: &["<|eom|>", "<|eot|>"],
-    begins: &["<|start|>"],
+    ends: &["<|eom|>", "<|eot|>", "<|start|>"],
     special_tokens: &["<|start|>", "<|message|>", "<|eom|>", "<|eot|>"],
 };
 

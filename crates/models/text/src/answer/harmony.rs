@@ -182,8 +182,8 @@ impl Harmony {
     }
 
     fn in_message(&mut self, parts: &mut Vec<AnswerPart>, at_end: bool) -> bool {
-        let Headers { closes, begins, .. } = self.headers;
-        let found = find(&self.pending, &[*closes, *begins].concat(), at_end);
+        let Headers { closes, ends, .. } = self.headers;
+        let found = find(&self.pending, ends, at_end);
         let text: String = self.pending.drain(..found.text).collect();
         match &mut self.state {
             State::Call { arguments, .. } => {
