@@ -326,9 +326,11 @@ impl EngineBuilder {
                 drafting,
                 pooled,
             } = loaded.try_recv().map_err(missing)?;
-            let (is_encoder, head, scores) = match pooled {
-                Some(PooledParts { is_encoder, head, scores }) => (is_encoder, Some(head), scores),
-                None => (false, None, None),
+            let (is_encoder, head, scores, tasks) = match pooled {
+                Some(PooledParts { is_encoder, head, scores, tasks }) => {
+                    (is_encoder, Some(head), scores, tasks)
+                }
+                None => (false, None, None, Vec::new()),
             };
             let (score_pooling, scores) = scores.unzip();
             let spec = &handle.context().spec;
@@ -349,6 +351,7 @@ impl EngineBuilder {
                 embedding,
                 scores,
                 prompts,
+                tasks,
                 is_encoder,
                 generates,
                 takes_images: spec.image_width.is_some(),

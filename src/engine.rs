@@ -231,6 +231,9 @@ impl Engine {
             if !self.inner.info.generates {
                 return Err(self.inner.info.not_generating());
             }
+            if let Some(task) = &request.task {
+                return Err(Error::invalid("task", "none, because nothing is embedded", task));
+            }
             let request = self.appended(request).await?;
             let (mut request, namespace) = self.with_adapter(request).await?;
             let turn = self.begin_turn(&request, &namespace)?;

@@ -121,6 +121,8 @@ pub struct Request {
     pub(crate) truncate: Option<usize>,
     /// The task by which a reranker judges a pair.
     pub(crate) instruction: Option<Arc<str>>,
+    /// The task whose matrices compute an embedding.
+    pub(crate) task: Option<Arc<str>>,
     pub(crate) options: RequestOptions,
 }
 
@@ -156,6 +158,7 @@ impl Request {
             after: None,
             truncate: None,
             instruction: None,
+            task: None,
             options: RequestOptions::default(),
         }
     }
@@ -171,6 +174,17 @@ impl Request {
     /// model's template. A model whose template has no place for it refuses the request.
     pub fn instruction(mut self, instruction: impl Into<Arc<str>>) -> Request {
         self.instruction = Some(instruction.into());
+        self
+    }
+
+    /// Computes an embedding with the matrices that the model has for this task
+    /// ([`ModelInfo::tasks`](crate::ModelInfo::tasks)): `retrieval.query`, for example. Default: with
+    /// those of no task. The text is used as it is: the prompt that the model has for the task
+    /// ([`ModelInfo::prompts`](crate::ModelInfo::prompts)) is not added.
+    ///
+    /// A task that the model does not have is refused, and so is any task where nothing is embedded.
+    pub fn task(mut self, task: impl Into<Arc<str>>) -> Request {
+        self.task = Some(task.into());
         self
     }
 

@@ -98,6 +98,8 @@ pub(super) struct PooledParts {
     pub(super) head: Head,
     /// The pooling and the labels of a model that computes scores.
     pub(super) scores: Option<(Pooling, ScoreConfig)>,
+    /// The tasks for which the model has matrices of their own.
+    pub(super) tasks: Vec<String>,
 }
 
 impl EngineBuilder {
@@ -282,7 +284,7 @@ fn load(
             };
             let head = Head::load(&head, &mut weights)?;
             let scores = Some((Pooling::Last, labels));
-            Some(PooledParts { is_encoder: false, head, scores })
+            Some(PooledParts { is_encoder: false, head, scores, tasks: Vec::new() })
         }
         None => None,
     };
@@ -338,6 +340,7 @@ fn load_encoder(
     };
     let text = text.with_types(typed);
     let head = Head::load(&head, &mut weights)?;
+    let tasks = config.tasks.as_ref().map_or_else(Vec::new, |tasks| tasks.names.clone());
     let backend = EncoderBackend::new(config, weights, options)?;
     let (embedding, scores) = match task {
         EncoderTask::Embed(config) => (Some(config), None),
@@ -352,7 +355,7 @@ fn load_encoder(
         images: Images::default(),
         prompts,
         drafting: Drafting::None,
-        pooled: Some(PooledParts { is_encoder: true, head, scores }),
+        pooled: Some(PooledParts { is_encoder: true, head, scores, tasks }),
     };
     Ok((loaded, Box::new(backend)))
 }

@@ -65,8 +65,10 @@ impl Engine {
         if request.has_images() {
             return Err(Error::invalid("images", "none for an embedding", request.images.len()));
         }
+        let task = request.task.clone();
         let (request, namespace) = self.with_adapter(request).await?;
-        let tokens = self.inner.prompts.tokens(&request).await?.tokens;
+        let mut tokens = self.inner.prompts.tokens(&request).await?.tokens;
+        self.set_task(&mut tokens, task.as_deref())?;
         let prompt_tokens = tokens.len();
         let options = RequestOptions {
             max_tokens: None,
@@ -95,6 +97,36 @@ impl Engine {
             }
         }
         Err(EngineError::Stopped.into())
+    }
+
+    /// Gives the tokens of a prompt the numbers that they have in the model's task.
+    fn set_task(&self, tokens: &mut [u32], task: Option<&str>) -> Result<(), Error> {
+        let tasks = &self.inner.info.tasks;
+        let set = match task {
+            None if tasks.is_empty() => return Ok(()),
+            None => 0,
+            Some(task) => match tasks.iter().position(|known| known == task) {
+                Some(index) => index + 1,
+                None => {
+                    let expected = match &tasks[..] {
+                        [] => "none, because the model has no matrices for tasks".to_owned(),
+                        tasks => format!("one of the model's tasks: {}", tasks.join(", ")),
+                    };
+                    return Err(Error::invalid("task", expected, task));
+                }
+            },
+        };
+        let spec = &self.inner.handle.context().spec;
+        let each = spec.token_types / (tasks.len() + 1) * spec.vocab_size;
+        for (index, token) in tokens.iter_mut().enumerate() {
+            if *token as usize >= each {
+                let (got, vocab_size) = (*token, spec.vocab_size);
+                return Err(EngineError::TokenOutOfRange { index, got, vocab_size }.into());
+            }
+            // A number that is too large is refused with the prompt.
+            *token = u32::try_from(set * each + *token as usize).unwrap_or(u32::MAX);
+        }
+        Ok(())
     }
 
     /// The number of values of an embedding with these `dimensions`, as [`Engine::embed`] has them.

@@ -7,7 +7,7 @@ use futures::future::join_all;
 use serde_json::Value;
 use stolon::{Engine, EngineBuilder, EngineError, Error, ModelSource, Request};
 
-const EMBEDDERS: [&str; 11] = [
+const EMBEDDERS: [&str; 12] = [
     "bert",
     "xlm_roberta",
     "mpnet",
@@ -16,6 +16,7 @@ const EMBEDDERS: [&str; 11] = [
     "nomic_bert",
     "nomic_bert_moe",
     "jina_bert",
+    "jina_v3",
     "embedding_gemma",
     "eurobert",
     "gte",
@@ -133,6 +134,37 @@ async fn embeddings_match_sentence_transformers() {
         assert!(list(&expected, "texts").len() > 4, "{name}");
         engine.audit().await.expect("a consistent accounting");
     }
+}
+
+/// Goal: embeddings with the matrices of a task equal those of a model whose weights they were added to,
+/// also if texts of all tasks are computed at once; other tasks, and tokens of other tasks, are
+/// refused.
+#[tokio::test]
+async fn tasks_have_matrices_of_their_own() {
+    let (engine, expected) = (engine("jina_v3").await, expected("jina_v3"));
+    let info = engine.model_info();
+    assert_eq!(info.tasks, ["retrieval.query", "retrieval.passage", "text-matching"]);
+    let prompt = "Represent the query for retrieving evidence documents: ";
+    assert_eq!(info.prompts.named["retrieval.query"], prompt);
+    let cases = list(&expected, "tasks");
+    assert_eq!(cases.len(), 18);
+    let request = |case| cut(&engine, text(case, "text")).task(text(case, "task"));
+    let all = join_all(cases.iter().map(|case| engine.embed(request(case), None))).await;
+    for (case, together) in cases.iter().zip(all) {
+        let alone = engine.embed(request(case), None).await.expect("an embedding").values;
+        assert_close(&alone, &case["embedding"], &case.to_string());
+        assert_eq!(bits(&together.expect("an embedding").values), bits(&alone));
+    }
+    for (name, request, expected) in [
+        ("jina_v3", Request::text("x").task("clustering"), "retrieval.query, retrieval.passage"),
+        ("bert", Request::text("x").task("retrieval.query"), "no matrices for tasks"),
+        ("jina_v3", Request::tokens([0, info.vocab_size as u32, 2]), "expected an id below"),
+    ] {
+        let refused = self::engine(name).await.embed(request, None).await;
+        let error = refused.expect_err(expected).to_string();
+        assert!(error.contains(expected), "{expected}: {error}");
+    }
+    engine.audit().await.expect("a consistent accounting");
 }
 
 /// Goal: scores of pairs and labels of texts equal those of sentence-transformers and transformers,
@@ -386,14 +418,23 @@ async fn embeddings_do_not_depend_on_the_batch() {
             .collect();
         let alone = builder(name).threads(1).build().await.expect(name);
         let mut single = Vec::new();
-        for text in &texts {
-            let embedding = alone.embed(cut(&alone, text), None).await.expect("an embedding");
+        let request = |engine: &Engine, index: usize| {
+            let request = cut(engine, &texts[index]);
+            let tasks = &engine.model_info().tasks;
+            // Every fourth text has no task.
+            match tasks.get(index % (tasks.len() + 1)) {
+                Some(task) => request.task(task.as_str()),
+                None => request,
+            }
+        };
+        for index in 0..texts.len() {
+            let embedding = alone.embed(request(&alone, index), None).await.expect("an embedding");
             single.push(bits(&embedding.values));
         }
         for (tokens, threads) in [(2048, 2), (100, 2), (7, 1)] {
             let builder = builder(name).max_batched_tokens(tokens).threads(threads);
             let engine = builder.build().await.expect(name);
-            let all = texts.iter().map(|text| engine.embed(cut(&engine, text), None));
+            let all = (0..texts.len()).map(|index| engine.embed(request(&engine, index), None));
             for (got, single) in join_all(all).await.into_iter().zip(&single) {
                 let got = bits(&got.expect("an embedding").values);
                 assert_eq!(&got, single, "{name}, steps of {tokens}");

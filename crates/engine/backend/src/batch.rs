@@ -54,8 +54,9 @@ pub struct BackendSpec {
     /// Whether a prompt is computed in one step, as a whole: in a text encoder, every token attends
     /// to all others. Nothing is cached, and the backend returns hidden states only.
     pub whole_prompts: bool,
-    /// Number of token types (segments); 0 if there are none. The token `id` of type `t` is
-    /// `t * vocab_size + id`.
+    /// Number of token types; 0 if there are none. The token `id` of type `t` is `t * vocab_size +
+    /// id`. A text encoder has a type for each segment of a text, and with matrices for tasks, as many
+    /// again for each task.
     pub token_types: usize,
 }
 

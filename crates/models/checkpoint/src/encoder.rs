@@ -19,8 +19,12 @@ pub(crate) use gguf::{family as gguf_family, parse as parse_gguf, prefix as gguf
 pub(crate) use head::is_classifier;
 pub use head::{HeadActivation, HeadConfig, HeadLayer, ScoreActivation, ScoreConfig};
 pub(crate) use hf::{family, parse};
-pub use weights::{EncoderLayerWeights, EncoderMlpWeights, EncoderNormWeights, EncoderWeights};
+pub use weights::{
+    EncoderLayerWeights, EncoderMlpWeights, EncoderNormWeights, EncoderWeights, LayerTaskWeights,
+    TaskWeights,
+};
 
+use crate::adapter::RANK_MAX;
 use crate::config::{
     Activation, ExpertScores, ExpertsConfig, HEAD_DIM_MAX, LAYERS_MAX, PlainFunction,
 };
@@ -28,6 +32,8 @@ use crate::error::ModelError;
 
 /// Maximum number of positions of a text. It bounds the table of biases by distance.
 const POSITIONS_MAX: usize = 1 << 17;
+/// Maximum number of tasks with matrices of their own.
+const TASKS_MAX: usize = 64;
 
 /// The description of the forward pass of an encoder, without the weights. All sizes are at least
 /// 1.
@@ -87,6 +93,21 @@ pub struct EncoderConfig {
     pub down_bias: bool,
     /// The layers.
     pub layers: Vec<EncoderLayer>,
+    /// The tasks for which the model has matrices of their own; `None` if there are none.
+    pub tasks: Option<TasksConfig>,
+}
+
+/// Tasks for which a model has matrices of their own, which are LoRA adapters (Hu et al., 2021): for
+/// each task, `scale * B (A x)` is added to the embeddings of tokens and token types, and to the
+/// results of all projections. A text may have no task.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TasksConfig {
+    /// The name of each task.
+    pub names: Vec<String>,
+    /// Number of rows of each matrix `A`.
+    pub rank: usize,
+    /// The factor of the updates.
+    pub scale: f32,
 }
 
 /// Learned positions.
@@ -258,6 +279,16 @@ impl EncoderConfig {
             if self.order != NormOrder::After {
                 let expected = "no experts without norms after attention and the MLP";
                 return Err(ModelError::key(name, "num_experts", expected, experts.count));
+            }
+        }
+        if let Some(tasks) = &self.tasks {
+            range("lora_adaptations", tasks.names.len(), TASKS_MAX)?;
+            range("lora_rank", tasks.rank, RANK_MAX)?;
+            let has_experts = self.layers.iter().any(|layer| layer.experts.is_some());
+            if self.activation.is_gated() || has_experts {
+                let expected = "no tasks with gates or experts in MLPs";
+                let got = tasks.names.len();
+                return Err(ModelError::key(name, "lora_adaptations", expected, got));
             }
         }
         if self.token_types > 16 {

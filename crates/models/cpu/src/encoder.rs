@@ -13,6 +13,7 @@
 mod embed;
 mod layer;
 mod score_bias;
+mod tasks;
 
 use std::sync::Arc;
 
@@ -36,6 +37,7 @@ use crate::{CpuOptions, memory};
 use embed::Embedding;
 use layer::Layer;
 use score_bias::BiasTable;
+use tasks::{RowTasks, TableTasks};
 
 /// Positions per block of the engine's pool. The blocks have no memory, so they are large.
 const BLOCK_SIZE: usize = 256;
@@ -79,6 +81,7 @@ struct Activations {
     routing: Routing,
     /// The position of each row within its text.
     positions: Vec<u32>,
+    tasks: RowTasks,
 }
 
 /// A norm of rows of the residual stream.
@@ -181,17 +184,22 @@ impl EncoderBackend {
             tokens,
             positions,
             token_types,
+            table_tasks,
             embedding_norm,
             score_bias,
             layers,
             final_norm,
         } = specs;
+        let [token_tasks, type_tasks] = table_tasks.map(|weights| {
+            weights.map(|weights| TableTasks::load(&weights, &config, &mut loader)).transpose()
+        });
         let norm =
             |norm: &EncoderNormWeights, loader: &mut Loader<'_>| Norm::load(norm, &config, loader);
         let embedding = Embedding {
             tokens: loader.table(&tokens)?,
             positions: loader.optional_vector(positions.as_ref())?,
             token_types: loader.optional_vector(token_types.as_ref())?,
+            tasks: [token_tasks?, type_tasks?],
             norm: embedding_norm.map(|own| norm(&own, &mut loader)).transpose()?,
         };
         let learned = loader.optional_vector(score_bias.as_ref())?;
@@ -214,7 +222,10 @@ impl EncoderBackend {
             block_count,
             hidden_size: Some(config.hidden_size),
             whole_prompts: true,
-            token_types: config.token_types,
+            token_types: match &config.tasks {
+                Some(tasks) => config.token_types.max(1) * (tasks.names.len() + 1),
+                None => config.token_types,
+            },
             ..BackendSpec::default()
         };
         let rotations = rotations(&config);
@@ -253,6 +264,7 @@ impl EncoderBackend {
         [q, attended].into_iter().for_each(|buffer| buffer.resize(attention_size, 0.0));
         positions.clear();
         positions.extend(lens.flat_map(|len| 0..len as u32));
+        self.activations.tasks.fill(&self.config, batch);
         self.embed(batch);
         let longest = batch.sequences.iter().map(|slice| slice.token_count).max().unwrap_or(0);
         self.rotations.iter_mut().for_each(|(_, table)| table.grow(longest));

@@ -106,21 +106,23 @@ impl FullKv {
 
     /// Computes the queries of all rows into `q`, `[rows, heads, head_dim]`, and their keys and
     /// values into this store, in one call. `norms` are those of each head's queries and keys, if
-    /// there are some. `rotation` returns the cosines and sines of a row, by which its queries and
-    /// keys are rotated; `None` if they are not.
+    /// there are some. `update` changes the results of a projection first. `rotation` returns the
+    /// cosines and sines of a row, by which its queries and keys are rotated; `None` if they are not.
     pub(crate) fn project<'a>(
         &mut self,
         (qkv, norms): (&[Linear; 3], Option<[HeadNorm<'_>; 2]>),
         rows: &Operands,
         q: &mut [f32],
+        update: impl Fn(usize, &mut RowSums<'_>) + Sync,
         rotation: impl Fn(usize) -> Option<(&'a [f32], &'a [f32])> + Sync,
         workers: &Workers,
     ) {
         let FullShape { head_dim, path, .. } = self.shape;
         let matrices = [0, 1, 2].map(|part| &qkv[part].matrix);
-        let rotation = &rotation;
+        let (update, rotation) = (&update, &rotation);
         let epilogues = [0, 1, 2].map(|part| {
-            move |sums: RowSums<'_>| {
+            move |mut sums: RowSums<'_>| {
+                update(part, &mut sums);
                 qkv[part].add_bias(path, sums.feature, sums.first);
                 if part == 2 {
                     return;

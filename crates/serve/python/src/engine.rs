@@ -109,11 +109,16 @@ impl Engine {
         py: Python<'_>,
         requests: &str,
         dimensions: Option<usize>,
+        task: Option<String>,
     ) -> PyResult<Vec<(Vec<f32>, usize, usize)>> {
         let engine = self.engine.get(py)?;
         let specs: Vec<Spec> = read(requests)?;
+        let task = &task;
         let embeddings = specs.into_iter().map(|spec| async move {
-            let request = spec.prepare(engine, Vec::new()).await?;
+            let mut request = spec.prepare(engine, Vec::new()).await?;
+            if let Some(task) = task {
+                request = request.task(task.as_str());
+            }
             let embedding =
                 patiently(|| async { Ok(engine.embed(request.clone(), dimensions).await?) })
                     .await?;

@@ -243,6 +243,8 @@ def test_embeddings(engine: stolon.Engine) -> None:
     many = engine.embed(["The violet tent", "The speckled goat"])
     assert many[0].values == one.values and many[1].values != one.values
     assert len(engine.embed("The violet tent", dimensions=8).values) == 8
+    with pytest.raises(InvalidValueError):
+        engine.embed("a", task="retrieval.query")
     with stolon.Engine("demo", kv_memory=64 << 20) as other:
         with pytest.raises(NotSupportedError, match="not meant for embeddings"):
             other.embed("a")

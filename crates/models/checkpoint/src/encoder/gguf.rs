@@ -55,6 +55,7 @@ pub(crate) fn parse(header: &Header, family: EncoderFamily) -> Result<EncoderCon
     let config = EncoderConfig {
         family,
         names: TensorNames::Gguf,
+        tasks: None,
         prefix: String::new(),
         vocab_size: rows("token_embd.weight"),
         token_types: rows("token_types.weight"),

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::{
     EncoderActivation, EncoderConfig, EncoderFamily, EncoderLayer, EncoderNorm, EncoderRope,
-    LearnedPositions, NormOrder, ScoreBias, TensorNames, add_experts,
+    LearnedPositions, NormOrder, ScoreBias, TasksConfig, TensorNames, add_experts,
 };
 use crate::config::{Keys, LAYERS_MAX};
 use crate::error::ModelError;
@@ -134,6 +134,7 @@ fn base(
     Ok(EncoderConfig {
         family,
         names: TensorNames::HuggingFace,
+        tasks: None,
         prefix: String::new(),
         vocab_size: keys.required("vocab_size")?,
         token_types: 0,
@@ -215,13 +216,32 @@ fn jina_bert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     })
 }
 
-/// XLM-RoBERTa in the files of Jina AI. Models with matrices for single tasks are not implemented.
+/// XLM-RoBERTa in the files of Jina AI: with learned positions, or with a rotary embedding and
+/// matrices for single tasks (jina-embeddings-v3).
 fn jina_roberta(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
-    check_absent(keys, &["lora_adaptations"])?;
-    if !matches!(keys.text("position_embedding_type")?, None | Some("absolute")) {
-        return Err(keys.unsupported("position_embedding_type", "`absolute`"));
+    let config = bert(keys, EncoderFamily::JinaRoberta, Some(padding_id(keys)?))?;
+    let config = EncoderConfig { tasks: tasks(keys)?, ..config };
+    if keys.text("position_embedding_type")? != Some("rotary") {
+        return Ok(config);
     }
-    bert(keys, EncoderFamily::JinaRoberta, Some(padding_id(keys)?))
+    let key = "rotary_emb_base";
+    let theta = keys.positive(key)?.ok_or_else(|| keys.invalid(key, "a number above 0"))?;
+    let layer = EncoderRope::unscaled(theta).layer(None);
+    Ok(EncoderConfig {
+        max_positions: keys.required("max_position_embeddings")?,
+        learned_positions: None,
+        layers: vec![layer; config.layers.len()],
+        ..config
+    })
+}
+
+/// The tasks of a model of Jina AI.
+fn tasks(keys: &Keys<'_>) -> Result<Option<TasksConfig>, ModelError> {
+    let Some(names) = keys.texts("lora_adaptations")? else { return Ok(None) };
+    let rank = keys.size("lora_rank")?.unwrap_or(4);
+    let alpha = keys.positive("lora_alpha")?.unwrap_or(1.0);
+    let names = names.into_iter().map(str::to_owned).collect();
+    Ok(Some(TasksConfig { names, rank, scale: (alpha / rank as f64) as f32 }))
 }
 
 /// GTE: BERT with a rotary embedding instead of learned positions, and gated MLPs.
@@ -554,6 +574,14 @@ mod tests {
     }
 
     fn small(kind: &str) -> Value {
+        if kind == "jina" {
+            let mut config = small("xlm-roberta");
+            config["auto_map"] = json!({"AutoConfig": "a--b.XLMRobertaFlashConfig"});
+            config["position_embedding_type"] = json!("rotary");
+            config["rotary_emb_base"] = json!(20000.0);
+            config["lora_adaptations"] = json!(["a", "b"]);
+            return config;
+        }
         if kind == "nomic_bert_moe" {
             let mut config = small("nomic_bert");
             for (key, value) in [("num_experts", 8), ("moe_top_k", 2), ("moe_every_n_layers", 2)] {
@@ -609,6 +637,13 @@ mod tests {
         let counts: Vec<_> =
             config.layers.iter().map(|layer| layer.experts.map(|own| own.count)).collect();
         assert_eq!(counts, [None, Some(8), None]);
+        let config = read(&small("jina")).expect("valid");
+        assert_eq!((config.max_positions, config.learned_positions), (20, None));
+        let tasks = config.tasks.expect("tasks");
+        assert_eq!(
+            (&tasks.names[..], tasks.rank, tasks.scale),
+            (&["a", "b"].map(str::to_owned)[..], 4, 0.25)
+        );
     }
 
     /// Goal: values out of range, and options that would change the output, are refused by their key
@@ -658,6 +693,13 @@ mod tests {
             ("new", "logn_attention_scale", json!(true)),
             ("new", "rope_scaling", json!({"type": "dynamic", "factor": 2.0})),
             ("gte", "rope_parameters", json!({"rope_type": "yarn"})),
+            ("jina", "rotary_emb_base", Value::Null),
+            ("jina", "position_embedding_type", json!("relative")),
+            ("jina", "lora_adaptations", json!([])),
+            ("jina", "lora_adaptations", json!(vec!["a"; 65])),
+            ("jina", "lora_adaptations", json!("a")),
+            ("jina", "lora_rank", json!(1 << 11)),
+            ("jina", "lora_alpha", json!(0)),
         ] {
             let mut config = small(kind);
             config[key] = value.clone();

@@ -1,13 +1,16 @@
 //! The weights of an encoder: the names, shapes and kinds of all tensors.
 
 use super::families::ModuleNames;
-use super::{EncoderConfig, EncoderNorm, ScoreBias, TensorNames};
+use super::{EncoderConfig, EncoderNorm, ScoreBias, TasksConfig, TensorNames};
 use crate::config::{
     ExpertsConfig, ExpertsWeights, LinearWeights, MlpInputs, MlpWeights, PlainFunction, TensorRole,
     TensorSpec,
 };
 use crate::error::ModelError;
 use crate::weights::Weights;
+
+/// What PyTorch calls a weight that is computed from several tensors.
+const PARAMETRIZED: &str = "parametrizations.weight";
 
 /// A layer norm.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +43,29 @@ pub enum EncoderMlpWeights {
     },
 }
 
+/// The matrices `A` and `B` of all tasks for a projection or a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskWeights {
+    /// The matrices `A`, `[tasks, rank, in]`; those of a table are transposed, `[tasks, rows, rank]`.
+    pub first: TensorSpec,
+    /// The matrices `B`, `[tasks, out, rank]`; those of a table are transposed, `[tasks, rank,
+    /// hidden_size]`.
+    pub second: TensorSpec,
+}
+
+/// The matrices of all tasks for the projections of a layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerTaskWeights {
+    /// Those of the combined projection to queries, keys and values.
+    pub qkv: TaskWeights,
+    /// Those of the output projection of attention.
+    pub output: TaskWeights,
+    /// Those of the projection to the inner features.
+    pub up: TaskWeights,
+    /// Those of the projection of the inner features.
+    pub down: TaskWeights,
+}
+
 /// The weights of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncoderLayerWeights {
@@ -61,6 +87,8 @@ pub struct EncoderLayerWeights {
     pub mlp_norm: EncoderNormWeights,
     /// The norm of the MLP's output before it is added to the residual stream, if there is one.
     pub mlp_output_norm: Option<EncoderNormWeights>,
+    /// The matrices of all tasks, if there are tasks.
+    pub tasks: Option<LayerTaskWeights>,
 }
 
 /// All weights of an encoder.
@@ -72,6 +100,8 @@ pub struct EncoderWeights {
     pub positions: Option<TensorSpec>,
     /// The embedding of token types, `[token_types, hidden_size]`.
     pub token_types: Option<TensorSpec>,
+    /// The matrices of all tasks for these two tables, as far as there are tables and tasks.
+    pub table_tasks: [Option<TaskWeights>; 2],
     /// The norm of the embeddings, if there is one.
     pub embedding_norm: Option<EncoderNormWeights>,
     /// The learned biases of scores, `[buckets, heads]`.
@@ -98,6 +128,13 @@ impl EncoderConfig {
             tokens: TensorSpec { role: TensorRole::Table, ..table(names.tokens, self.vocab_size) },
             positions: self.learned_positions.map(|table_of| table(names.positions, table_of.rows)),
             token_types: (self.token_types > 0).then(|| table(names.token_types, self.token_types)),
+            table_tasks: [(names.tokens, self.vocab_size), (names.token_types, self.token_types)]
+                .map(|(name, rows)| {
+                    let TasksConfig { names, rank, .. } = self.tasks.as_ref()?;
+                    let name = format!("{}{name}", self.prefix);
+                    let shape = |a, b| vec![names.len(), a, b];
+                    (rows > 0).then(|| task(&name, [shape(rows, *rank), shape(*rank, hidden)]))
+                }),
             embedding_norm: self.embedding_norm.then(|| norm(names.embedding_norm)),
             score_bias: match self.score_bias {
                 Some(ScoreBias::Buckets { count, .. }) => Some(TensorSpec {
@@ -150,6 +187,18 @@ impl EncoderConfig {
             },
             mlp_norm: self.norm(&at(names.mlp_norm)),
             mlp_output_norm: is_around.then(|| self.norm(&at(names.mlp_output_norm))),
+            tasks: self.tasks.as_ref().map(|TasksConfig { names: tasks, rank, .. }| {
+                let task = |name: &str, [rows, columns]: [usize; 2]| {
+                    let [first, second] = [[*rank, columns], [rows, *rank]];
+                    task(&at(name), [first, second].map(|[a, b]| vec![tasks.len(), a, b]))
+                };
+                LayerTaskWeights {
+                    qkv: task(names.fused_qkv, [queries + 2 * keys, hidden]),
+                    output: task(names.output, [hidden, queries]),
+                    up: task(names.up, [inner, hidden]),
+                    down: task(names.down, [hidden, inner]),
+                }
+            }),
         }
     }
 
@@ -233,12 +282,14 @@ impl EncoderConfig {
             tokens,
             positions,
             token_types,
+            table_tasks,
             embedding_norm,
             score_bias,
             layers,
             final_norm,
         } = self.weights();
         list.extend([tokens].into_iter().chain(positions).chain(token_types).chain(score_bias));
+        list.extend(table_tasks.into_iter().flatten().flat_map(TaskWeights::list));
         embedding_norm.into_iter().for_each(|norm| norm.list(&mut list));
         for layer in layers {
             let EncoderLayerWeights {
@@ -250,6 +301,7 @@ impl EncoderConfig {
                 mlp,
                 mlp_norm,
                 mlp_output_norm,
+                tasks,
             } = layer;
             let mut linears = [qkv.into(), vec![output]].concat();
             match mlp {
@@ -271,6 +323,9 @@ impl EncoderConfig {
             let optional = [attention_norm, attention_output_norm, mlp_output_norm];
             optional.into_iter().flatten().for_each(|norm| norm.list(&mut list));
             mlp_norm.list(&mut list);
+            if let Some(LayerTaskWeights { qkv, output, up, down }) = tasks {
+                list.extend([qkv, output, up, down].into_iter().flat_map(TaskWeights::list));
+            }
         }
         final_norm.into_iter().for_each(|norm| norm.list(&mut list));
         list
@@ -283,6 +338,14 @@ impl EncoderConfig {
     /// [`ModelError::WrongShape`] for a combined matrix of another number of rows.
     pub(crate) fn prepare(&mut self, weights: &mut Weights) -> Result<(), ModelError> {
         let names = self.family.names(self.names);
+        if self.tasks.is_some() {
+            let known: Vec<String> = weights.names().map(str::to_owned).collect();
+            for name in known {
+                if let Some(module) = name.strip_suffix(&format!(".{PARAMETRIZED}.original")) {
+                    weights.rename(&name, &format!("{module}.weight"));
+                }
+            }
+        }
         let end = format!("{}.weight", names.tokens);
         let prefixes = [
             "",
@@ -347,12 +410,31 @@ impl EncoderConfig {
     }
 }
 
+impl TaskWeights {
+    fn list(self) -> [TensorSpec; 2] {
+        let Self { first, second } = self;
+        [first, second]
+    }
+}
+
 impl EncoderNormWeights {
     fn list(self, list: &mut Vec<TensorSpec>) {
         let Self { weight, bias } = self;
         list.push(weight);
         list.extend(bias);
     }
+}
+
+/// The matrices of all tasks for the projection or the table `module`, with the names that PyTorch
+/// gives to parametrized weights.
+fn task(module: &str, shapes: [Vec<usize>; 2]) -> TaskWeights {
+    let [first, second] = shapes;
+    let spec = |name: &str, shape| TensorSpec {
+        name: format!("{module}.{PARAMETRIZED}.0.lora_{name}"),
+        shape,
+        role: TensorRole::Bias,
+    };
+    TaskWeights { first: spec("A", first), second: spec("B", second) }
 }
 
 /// The projection `module` to `shape[0]` features.

@@ -115,7 +115,15 @@ pub(crate) fn load(
     let text = directory::text(directory)?;
     let TextLimits { max_tokens, lowercase } = text_limits(directory, &text)?;
     config.max_positions = config.max_positions.min(max_tokens);
-    let prompts = prompts(directory)?;
+    let mut prompts = prompts(directory)?;
+    // The instructions of tasks that are not among the prompts.
+    if let (Some(tasks), Some(texts)) = (&config.tasks, keys.object("task_instructions")?) {
+        for task in &tasks.names {
+            if let Some(text) = texts.text(task)? {
+                prompts.named.entry(task.clone()).or_insert_with(|| text.to_owned());
+            }
+        }
+    }
     Ok(LoadedEncoder { id, config, weights, text, lowercase, head, task, prompts })
 }
 

@@ -1,9 +1,10 @@
 //! The sum of the embeddings of tokens, positions and token types, and its norm, if it has one.
 
 use stolon_backend::StepBatch;
-use stolon_checkpoint::encoder::LearnedPositions;
+use stolon_checkpoint::encoder::EncoderConfig;
 use stolon_kernels as kernels;
 
+use super::tasks::{TableTasks, TypedToken};
 use super::{Activations, EncoderBackend, Norm};
 use crate::table::Table;
 
@@ -16,28 +17,35 @@ pub(super) struct Embedding {
     pub(super) positions: Option<Vec<f32>>,
     /// The token types, `[token_types, hidden_size]`.
     pub(super) token_types: Option<Vec<f32>>,
+    /// The matrices of tasks for the tables of tokens and of token types.
+    pub(super) tasks: [Option<TableTasks>; 2],
     pub(super) norm: Option<Norm>,
 }
 
 impl EncoderBackend {
     /// Fills the residual stream with the embeddings of the batch's tokens.
     pub(super) fn embed(&mut self, batch: &StepBatch) {
-        let learned = self.config.learned_positions.map(|positions| rows_of(positions, batch));
-        let (width, vocab_size) = (self.config.hidden_size, self.config.vocab_size);
+        let config = &self.config;
+        let learned = position_rows(config, batch);
+        let width = config.hidden_size;
         let chunk = self.workers.chunk_rows(batch.tokens.len(), width);
         let (embedding, path) = (&self.embedding, self.path);
-        let scale = self.config.embedding_scale;
         let Activations { x, spare, .. } = &mut self.activations;
         let parts = x.chunks_mut(chunk * width).zip(spare.chunks_mut(chunk * width));
         let parts = parts.zip(batch.tokens.chunks(chunk)).enumerate();
         self.workers.run(parts, |(part, ((x, sums), tokens))| {
             let rows = sums.chunks_exact_mut(width).zip(tokens);
             for (row, (sum, &token)) in (part * chunk..).zip(rows) {
-                let (token_type, token) =
-                    (token as usize / vocab_size, token as usize % vocab_size);
-                embedding.tokens.row(token, sum);
-                if let Some(scale) = scale {
+                let TypedToken { id, token_type, task } = TypedToken::of(config, token);
+                embedding.tokens.row(id, sum);
+                if let Some(scale) = config.embedding_scale {
                     kernels::scale(path, sum, scale);
+                }
+                if let Some(task) = task {
+                    let tables = embedding.tasks.iter().zip([id, token_type]);
+                    tables.for_each(|(table, row)| {
+                        table.iter().for_each(|table| table.add(task, row, sum));
+                    });
                 }
                 if let Some(types) = &embedding.token_types {
                     kernels::add(path, sum, &types[token_type * width..][..width]);
@@ -54,8 +62,9 @@ impl EncoderBackend {
     }
 }
 
-/// The row of the table of positions of each token.
-fn rows_of(positions: LearnedPositions, batch: &StepBatch) -> Vec<usize> {
+/// The row of the table of positions of each token, if there is a table.
+fn position_rows(config: &EncoderConfig, batch: &StepBatch) -> Option<Vec<usize>> {
+    let positions = config.learned_positions?;
     let mut rows = Vec::with_capacity(batch.tokens.len());
     let mut tokens = batch.tokens.as_slice();
     for slice in &batch.sequences {
@@ -66,7 +75,7 @@ fn rows_of(positions: LearnedPositions, batch: &StepBatch) -> Vec<usize> {
             Some(padding) => {
                 let mut next = padding as usize + 1;
                 rows.extend(text.iter().map(|&token| {
-                    if token == padding {
+                    if TypedToken::of(config, token).id == padding as usize {
                         return padding as usize;
                     }
                     next += 1;
@@ -75,5 +84,5 @@ fn rows_of(positions: LearnedPositions, batch: &StepBatch) -> Vec<usize> {
             }
         }
     }
-    rows
+    Some(rows)
 }

@@ -7,9 +7,10 @@ use stolon_checkpoint::encoder::{
 use stolon_checkpoint::error::ModelError;
 use stolon_kernels::{self as kernels, HeadNorm, Matrix, Operands, Path, Product, RowSums, Sink};
 
+use super::tasks::{LayerTasks, Updates};
 use super::{Activations, Norm};
 use crate::decoder::experts::Experts;
-use crate::decoder::linear::{Linear, Loader, project};
+use crate::decoder::linear::{Linear, Loader, multiply};
 use crate::decoder::rope::{RopeTable, Rotation};
 use crate::full_kv::{FullKv, FullMask};
 use crate::workers::Workers;
@@ -29,6 +30,8 @@ pub(super) struct Layer {
     mlp_norm: Norm,
     /// `None` if the MLP's output is added as it is.
     mlp_output_norm: Option<Norm>,
+    /// The matrices of tasks, if the model has some.
+    tasks: Option<LayerTasks>,
 }
 
 /// The second half of a layer, after attention.
@@ -67,6 +70,7 @@ impl Layer {
             mlp,
             mlp_norm,
             mlp_output_norm,
+            tasks,
         } = weights;
         let mut optional = |norm: &Option<EncoderNormWeights>| {
             norm.as_ref().map(|norm| Norm::load(norm, config, loader)).transpose()
@@ -96,6 +100,10 @@ impl Layer {
             },
             mlp_norm: Norm::load(mlp_norm, config, loader)?,
             mlp_output_norm,
+            tasks: match tasks {
+                Some(weights) => Some(LayerTasks::load(weights, config, loader)?),
+                None => None,
+            },
         })
     }
 
@@ -107,22 +115,29 @@ impl Layer {
         (kv, mask, rotations): Attention<'_>,
         (path, workers): (Path, &Workers),
     ) {
-        let Activations { x, spare, normed, q, attended, mixed, inner, routing, positions } =
-            activations;
+        let Activations { x, spare, normed, q, attended, mixed, inner, routing, .. } = activations;
+        let (positions, row_tasks) = (&activations.positions, &mut activations.tasks);
+        let tasks = row_tasks.used(self.tasks.as_ref());
         let (rows, width) = (positions.len(), config.hidden_size);
         let is_before = config.order != NormOrder::After;
-        let readers = [0, 1, 2].map(|part| &self.qkv[part].matrix);
+        let readers = self.qkv.iter().map(|linear| &linear.matrix);
+        let readers: Vec<_> = readers.chain(tasks.map(|own| &own.qkv.first)).collect();
         let norm = self.attention_norm.as_ref().filter(|_| is_before);
         pack(x, norm, normed, &readers, (path, workers));
         let rotation = |row: usize| Some(rotations?.at(Rotation::Position(positions[row])));
         let head_norm =
             |weight| HeadNorm { weight, eps: config.norm_eps, offset: config.norm.offset() };
         let norms = self.head_norms.as_ref().map(|[q, k]| [head_norm(q), head_norm(k)]);
-        kv.project((&self.qkv, norms), normed, q, rotation, workers);
+        let updates = row_tasks.lower(tasks.map(|own| &own.qkv), normed, (path, workers));
+        let update = |part, sums: &mut RowSums<'_>| updates.add(part, sums);
+        kv.project((&self.qkv, norms), normed, q, update, rotation, workers);
         kv.attend(q, attended, mask, path, workers);
-        mixed.reset(rows, &[&self.output.matrix]);
+        let readers = [&self.output.matrix].into_iter();
+        mixed.reset(rows, &readers.chain(tasks.map(|own| &own.output.first)).collect::<Vec<_>>());
         mixed.pack(workers.for_pass(rows, width), attended);
-        add(&self.output, mixed, self.attention_output_norm.as_ref(), (x, spare), (path, workers));
+        let updates = row_tasks.lower(tasks.map(|own| &own.output), mixed, (path, workers));
+        let norm = self.attention_output_norm.as_ref();
+        add(&self.output, (mixed, updates), norm, (x, spare), (path, workers));
         if let Some(norm) = self.attention_norm.as_ref().filter(|_| !is_before) {
             norm.replace(x, spare, path, workers);
         }
@@ -130,10 +145,17 @@ impl Layer {
         match &self.mlp {
             Mlp::Dense(mlp) => {
                 let inputs = mlp.inputs();
+                let readers = inputs.iter().copied().chain(tasks.map(|own| &own.up.first));
                 let norm = Some(&self.mlp_norm).filter(|_| is_before);
-                pack(x, norm, normed, &inputs, (path, workers));
-                inner.reset(rows, &[&mlp.down.matrix]);
-                let activate = |sums: RowSums<'_>| mlp.activate(config.activation, path, sums);
+                pack(x, norm, normed, &readers.collect::<Vec<_>>(), (path, workers));
+                let updates = row_tasks.lower(tasks.map(|own| &own.up), normed, (path, workers));
+                let readers = [&mlp.down.matrix].into_iter();
+                let readers = readers.chain(tasks.map(|own| &own.down.first));
+                inner.reset(rows, &readers.collect::<Vec<_>>());
+                let activate = |mut sums: RowSums<'_>| {
+                    updates.add(0, &mut sums);
+                    mlp.activate(config.activation, path, sums);
+                };
                 let product = Product {
                     group: 0,
                     matrices: &inputs,
@@ -143,8 +165,9 @@ impl Layer {
                 };
                 let threads = workers.for_products(&inputs, rows);
                 kernels::multiply(path, threads, normed, &mut [product]);
+                let updates = row_tasks.lower(tasks.map(|own| &own.down), inner, (path, workers));
                 let norm = self.mlp_output_norm.as_ref();
-                add(&mlp.down, inner, norm, (x, spare), (path, workers));
+                add(&mlp.down, (inner, updates), norm, (x, spare), (path, workers));
             }
             Mlp::Experts(experts, bias) => {
                 experts.add_to(x, [normed, inner], routing, (path, workers));
@@ -187,19 +210,23 @@ impl Dense {
     }
 }
 
-/// Adds the product of `rows` with a projection to the residual stream `x`, after a norm if there is
-/// one. `spare` has the size of `x`.
+/// Adds the product of `rows` with a projection, and its updates, to the residual stream `x`, after a
+/// norm if there is one. `spare` has the size of `x`.
 fn add(
     linear: &Linear,
-    rows: &Operands,
+    (rows, updates): (&Operands, Updates<'_>),
     norm: Option<&Norm>,
     (x, spare): (&mut [f32], &mut [f32]),
     (path, workers): (Path, &Workers),
 ) {
+    let finish = |mut sums: RowSums<'_>| {
+        updates.add(0, &mut sums);
+        linear.add_bias(path, sums.feature, sums.first);
+    };
     match norm {
-        None => project(linear, rows, Sink::Add(x), path, workers),
+        None => multiply(linear, rows, &finish, Sink::Add(x), (path, workers)),
         Some(norm) => {
-            project(linear, rows, Sink::Rows(spare), path, workers);
+            multiply(linear, rows, &finish, Sink::Rows(spare), (path, workers));
             norm.add(x, spare, path, workers);
         }
     }

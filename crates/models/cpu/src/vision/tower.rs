@@ -133,7 +133,8 @@ impl Tower {
         let Activations { x, normed, q, kv, rotations, attended, mixed, inner } = activations;
         let rows = x.len() / self.config.hidden_size;
         attention_norm.pack(x, normed, &[0, 1, 2].map(|part| &qkv[part].matrix), path, workers);
-        kv.project((qkv, None), normed, q, |row| Some(rotations.at(row)), workers);
+        let rotation = |row| Some(rotations.at(row));
+        kv.project((qkv, None), normed, q, |_, _| {}, rotation, workers);
         kv.attend(q, attended, &FullMask::default(), path, workers);
         mixed.reset(rows, &[&output.matrix]);
         mixed.pack(workers.for_pass(rows, self.config.hidden_size), attended);

@@ -29,9 +29,10 @@ use crate::wire::error::ApiError;
 const MAX_VALUES: usize = 1 << 23;
 
 /// Names of a model's prompt for queries. Each is a kind of input in some API, too.
-const QUERY: [&str; 3] = ["query", "search_query", "s2p_query"];
+const QUERY: [&str; 4] = ["query", "search_query", "s2p_query", "retrieval.query"];
 /// Names of a model's prompt for documents.
-const DOCUMENT: [&str; 4] = ["document", "passage", "search_document", "corpus"];
+const DOCUMENT: [&str; 5] =
+    ["document", "passage", "search_document", "corpus", "retrieval.passage"];
 
 /// The handler.
 pub(crate) async fn create(request: Incoming<EmbeddingsRequest>) -> Result<Response, ApiError> {
@@ -91,9 +92,9 @@ pub(crate) async fn compute(
     request: EmbeddingsRequest,
 ) -> Result<Computed, ApiError> {
     let RequestContext { app, caller, ignored, held, .. } = context;
-    let (model, adapter) = app.chosen(request.model, &ignored)?;
+    let (model, adapter) = app.chosen(request.model.clone(), &ignored)?;
     let size = app.engine.embedding_size(request.dimensions)?;
-    let before = prompt(&app, request.prompt_name.as_deref(), request.input_type.as_deref())?;
+    let Before { text: before, task } = before(&app, &request)?;
     let is_list = matches!(request.input, PromptInput::Texts(_) | PromptInput::TokenLists(_));
     let inputs = Inputs::new(&app, &caller, "input", is_list);
     let prompts = request.input.into_prompts();
@@ -114,8 +115,14 @@ pub(crate) async fn compute(
     drop(held);
     let salt = caller.tenant.salt(request.cache_salt.as_deref());
     let priority = app.priority.of(request.priority);
-    let prompt =
-        |tokens| pooled::request(&caller, tokens, adapter.as_deref(), salt.as_deref(), priority);
+    let prompt = |tokens| {
+        let (adapter, salt) = (adapter.as_deref(), salt.as_deref());
+        let prompt = pooled::request(&caller, tokens, adapter, salt, priority);
+        match &task {
+            Some(task) => prompt.task(Arc::clone(task)),
+            None => prompt,
+        }
+    };
     let prompts = tokens.into_iter().map(prompt).collect();
     let dimensions = request.dimensions;
     let embed = |app: Arc<App>, prompt| async move { app.engine.embed(prompt, dimensions).await };
@@ -123,38 +130,55 @@ pub(crate) async fn compute(
     Ok(Computed { model, embeddings })
 }
 
-/// The text before each input: the model's prompt with the name `prompt_name`, or for `input_type`,
-/// or its default.
-fn prompt(
-    app: &App,
-    prompt_name: Option<&str>,
-    input_type: Option<&str>,
-) -> Result<String, ApiError> {
-    let prompts = &app.engine.model_info().prompts;
-    let names = || {
-        let names: Vec<String> = prompts.named.keys().map(|name| format!("`{name}`")).collect();
-        match names.is_empty() {
-            true => "none, because the model has no prompts".to_owned(),
-            false => format!("one of the model's prompts: {}", names.join(", ")),
-        }
+/// What a request says about its inputs.
+struct Before {
+    /// The text before each input.
+    text: String,
+    /// The task whose matrices compute the vectors.
+    task: Option<Arc<str>>,
+}
+
+/// The text before each input: the model's prompt with the name `prompt_name`, or for `task` or
+/// `input_type`, or its default.
+fn before(app: &App, request: &EmbeddingsRequest) -> Result<Before, ApiError> {
+    let info = app.engine.model_info();
+    let prompts = &info.prompts;
+    let listed = |names: Vec<String>, none: &str| match names.is_empty() {
+        true => none.to_owned(),
+        false => format!("one of {}", names.join(", ")),
     };
-    if let Some(name) = prompt_name {
-        let prompt = prompts.named.get(name);
-        return prompt
-            .cloned()
-            .ok_or_else(|| ApiError::expected("prompt_name", &names(), &json!(name)));
+    let names = || {
+        let names = prompts.named.keys().map(|name| format!("`{name}`"));
+        listed(names.collect(), "none, because the model has no prompts")
+    };
+    let task_of = |name: &str| info.tasks.iter().find(|task| *task == name);
+    if let Some(task) = request.task.as_deref().filter(|task| task_of(task).is_none()) {
+        let names = info.tasks.iter().map(|name| format!("`{name}`"));
+        let expected = listed(names.collect(), "none, because the model has no matrices for tasks");
+        return Err(ApiError::expected("task", &expected, &json!(task)));
     }
-    if let Some(kind) = input_type {
-        let first = |names: &[&str]| names.iter().find_map(|name| prompts.named.get(*name));
+    let mut task = request.task.as_deref();
+    let text = if let Some(name) = &request.prompt_name {
+        let prompt = prompts.named.get(name);
+        prompt.ok_or_else(|| ApiError::expected("prompt_name", &names(), &json!(name)))?.clone()
+    } else if let Some(task) = task {
+        prompts.named.get(task).cloned().unwrap_or_default()
+    } else if let Some(kind) = request.input_type.as_deref() {
+        let first =
+            |names: &[&str]| names.iter().find_map(|name| prompts.named.get_key_value(*name));
         let of_kind = [&QUERY[..], &DOCUMENT].into_iter().find(|names| names.contains(&kind));
-        let prompt = first(&[kind]).or_else(|| first(of_kind?)).cloned();
+        let found = first(&[kind]).or_else(|| first(of_kind?));
+        task = found.and_then(|(name, _)| task_of(name)).map(String::as_str);
         // Documents of some models have no prompt, as those of snowflake-arctic-embed.
         let is_plain = DOCUMENT.contains(&kind) && first(&QUERY).is_some();
+        let prompt = found.map(|(_, prompt)| prompt.clone());
         let prompt = prompt.or_else(|| is_plain.then(String::new));
-        return prompt.ok_or_else(|| ApiError::expected("input_type", &names(), &json!(kind)));
-    }
-    let default = prompts.default.as_ref().and_then(|name| prompts.named.get(name));
-    Ok(default.cloned().unwrap_or_default())
+        prompt.ok_or_else(|| ApiError::expected("input_type", &names(), &json!(kind)))?
+    } else {
+        let default = prompts.default.as_ref().and_then(|name| prompts.named.get(name));
+        default.cloned().unwrap_or_default()
+    };
+    Ok(Before { text, task: task.map(Arc::from) })
 }
 
 /// The maximum number of tokens that are used of an input; `None` if a longer one is refused.

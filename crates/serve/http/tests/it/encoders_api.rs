@@ -65,6 +65,46 @@ async fn encoders_answer_embeddings() {
     server.settled_audit().await;
 }
 
+/// Goal: a model with matrices for tasks uses those of `task`, with the prompt of the task unless
+/// another is named, and `input_type` chooses task and prompt.
+#[tokio::test]
+async fn tasks_choose_matrices_and_prompts() {
+    let (server, expected) = (start("jina_v3"), expected("jina_v3"));
+    let vector = async |body: Value| {
+        let reply = server.ok("/v1/embeddings", body).await;
+        reply["data"][0]["embedding"].clone()
+    };
+    let cases = expected["tasks"].as_array().expect("a list").iter();
+    for case in cases.filter(|case| case["text"].as_str().is_some_and(|text| text.len() == 1)) {
+        // The prompt of this name is empty.
+        let body = json!({"input": "x", "task": case["task"], "prompt_name": "text-matching"});
+        assert_close(&vector(body).await, &case["embedding"]);
+    }
+    for (kind, task, prompt) in [
+        ("query", "retrieval.query", "Represent the query for retrieving evidence documents: "),
+        ("passage", "retrieval.passage", "Represent the document for retrieval: "),
+    ] {
+        let written = json!({
+            "input": format!("{prompt}the stem"), "task": task, "prompt_name": "text-matching",
+        });
+        let written = vector(written).await;
+        let plain = vector(json!({"input": format!("{prompt}the stem")})).await;
+        assert_ne!(written, plain);
+        assert_eq!(vector(json!({"input": "the stem", "task": task})).await, written);
+        assert_eq!(vector(json!({"input": "the stem", "input_type": kind})).await, written);
+        assert_eq!(vector(json!({"input": "the stem", "prompt_name": task})).await, plain);
+    }
+    let (status, reply) = server.post("/v1/embeddings", json!({"input": "x", "task": "y"})).await;
+    assert_eq!((status, &reply["error"]["param"]), (400, &json!("task")), "{reply}");
+    let message = reply["error"]["message"].as_str().expect("a message");
+    assert!(message.contains("`retrieval.query`, `retrieval.passage`"), "{message}");
+    server.settled_audit().await;
+    let other = start("bert");
+    let (status, reply) =
+        other.post("/v1/embeddings", json!({"input": "x", "task": "retrieval.query"})).await;
+    assert_eq!((status, &reply["error"]["param"]), (400, &json!("task")), "{reply}");
+}
+
 /// Goal: vectors in vLLM's form are those of `/v1/embeddings`, in both formats.
 #[tokio::test]
 async fn vectors_in_the_form_of_vllm_are_the_same() {

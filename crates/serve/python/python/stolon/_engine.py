@@ -147,19 +147,25 @@ class Engine(_OfOneProcess):
     # ---- embeddings, scores and tokens ----
 
     @overload
-    def embed(self, texts: str, *, dimensions: int | None = ...) -> Embedding: ...
+    def embed(
+        self, texts: str, *, dimensions: int | None = ..., task: str | None = ...
+    ) -> Embedding: ...
     @overload
     def embed(
-        self, texts: _Texts, *, dimensions: int | None = ...
+        self, texts: _Texts, *, dimensions: int | None = ..., task: str | None = ...
     ) -> list[Embedding]: ...
-    def embed(self, texts: Any, *, dimensions: int | None = None) -> Embedding | list[Embedding]:
+    def embed(
+        self, texts: Any, *, dimensions: int | None = None, task: str | None = None
+    ) -> Embedding | list[Embedding]:
         """The embedding of a text, or of each one of a list. ``dimensions`` shortens it, if the
-        model's embeddings can be shortened."""
+        model's embeddings can be shortened. ``task`` names the task whose matrices compute it, if
+        the model has matrices for tasks."""
         one = isinstance(texts, str)
         if not one:
             _check_list("texts", texts, "strings, or of lists of token ids")
         requests = [request_of("embed", text, {})[0] for text in ([texts] if one else texts)]
-        embeddings = [Embedding(*row) for row in self._native.embed(to_json(requests), dimensions)]
+        rows = self._native.embed(to_json(requests), dimensions, task)
+        embeddings = [Embedding(*row) for row in rows]
         return embeddings[0] if one else embeddings
 
     def rerank(

@@ -60,6 +60,7 @@ fn asked(
         dimensions,
         prompt_name: None,
         input_type: None,
+        task: None,
         truncate_prompt_tokens: Some(Truncation::Context),
         cache_salt: None,
         priority: None,
