@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use futures::future::join_all;
 use serde_json::Value;
-use stolon::{Engine, EngineBuilder, EngineError, Error, ModelSource, Request};
+use stolon::{Engine, EngineBuilder, EngineError, Error, ModelSource, Request, WeightType};
 
 const EMBEDDERS: [&str; 12] = [
     "bert",
@@ -154,6 +154,11 @@ async fn tasks_have_matrices_of_their_own() {
         let alone = engine.embed(request(case), None).await.expect("an embedding").values;
         assert_close(&alone, &case["embedding"], &case.to_string());
         assert_eq!(bits(&together.expect("an embedding").values), bits(&alone));
+    }
+    let rounded = builder("jina_v3").weights(WeightType::Q8_0).build().await.expect("an engine");
+    for case in cases {
+        let values = rounded.embed(request(case), None).await.expect("an embedding").values;
+        assert_within(&values, &case["embedding"], "weights of 8 bits", 4e-2);
     }
     for (name, request, expected) in [
         ("jina_v3", Request::text("x").task("clustering"), "retrieval.query, retrieval.passage"),
