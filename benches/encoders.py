@@ -1,13 +1,14 @@
 """Vectors of texts per second: python benches/encoders.py path/to/stolon [MODEL ...]
 
-Compares `stolon serve`, over HTTP, with sentence-transformers and with llama.cpp (llama-cpp-python), each
-in the process of this script, by turns. The models have random weights in the shapes of all-MiniLM-L6 and
+Compares `stolon serve`, over HTTP, with sentence-transformers, llama.cpp (llama-cpp-python) and OpenVINO
+GenAI, each in the process of this script, by turns. The models have random weights in the shapes of all-MiniLM-L6 and
 bge-base, and the texts have 20 to 500 tokens. Prints the medians of each number of texts, and the medians
-of the ratios of the rounds. Weights are f32 in the files of Stolon and sentence-transformers, and f16 in
-that of llama.cpp, as its converter writes them by default. Run it on a machine with nothing else to do: the
+of the ratios of the rounds. Weights are f32 in the files of Stolon, sentence-transformers and OpenVINO, and
+f16 in that of llama.cpp, as its converter writes them by default. OpenVINO pads the texts of a batch, and
+gets batches of 32 in the order of their lengths, as sentence-transformers forms them itself. Run it on a machine with nothing else to do: the
 threads of the others wait for each other in a loop, and lose the most next to other programs.
 
-    pip install sentence-transformers llama-cpp-python gguf numpy
+    pip install sentence-transformers llama-cpp-python gguf numpy openvino-genai openvino-tokenizers
 """
 
 import argparse
@@ -164,7 +165,44 @@ class LlamaCpp:
         self.model.close()
 
 
-ENGINES = {"Stolon": Stolon, "sentence-transformers": SentenceTransformers, "llama.cpp": LlamaCpp}
+class OpenVino:
+    def __init__(self, folder, threads, _):
+        import openvino
+        import openvino_genai
+        import openvino_tokenizers
+        from transformers import AutoTokenizer, BertModel
+
+        model = BertModel.from_pretrained(folder, add_pooling_layer=False, attn_implementation="sdpa").eval()
+        names = ["input_ids", "attention_mask", "token_type_ids"]
+        example = {name: torch.ones(2, 8, dtype=torch.int64) for name in names}
+        converted = openvino.convert_model(model, example_input=example)
+        for port in converted.inputs:
+            port.node.set_partial_shape(openvino.PartialShape([-1, -1]))
+        converted.validate_nodes_and_infer_types()
+        openvino.save_model(converted, folder / "openvino_model.xml", compress_to_fp16=False)
+        tokenizer = openvino_tokenizers.convert_tokenizer(AutoTokenizer.from_pretrained(folder))
+        openvino.save_model(tokenizer, folder / "openvino_tokenizer.xml")
+        config = openvino_genai.TextEmbeddingPipeline.Config()
+        config.pooling_type = openvino_genai.TextEmbeddingPipeline.PoolingType.MEAN
+        config.normalize = True
+        self.pipeline = openvino_genai.TextEmbeddingPipeline(
+            str(folder), "CPU", config, INFERENCE_NUM_THREADS=threads, INFERENCE_PRECISION_HINT="f32")
+
+    def embed(self, inputs):
+        order = sorted(range(len(inputs)), key=lambda index: len(inputs[index]))
+        rows = [None] * len(inputs)
+        for start in range(0, len(order), 32):
+            batch = order[start:start + 32]
+            for index, row in zip(batch, self.pipeline.embed_documents([inputs[index] for index in batch])):
+                rows[index] = numpy.array(row)
+        return rows
+
+    def close(self):
+        del self.pipeline
+
+
+ENGINES = {"Stolon": Stolon, "sentence-transformers": SentenceTransformers, "llama.cpp": LlamaCpp,
+           "OpenVINO": OpenVino}
 
 
 def main():
