@@ -8,7 +8,7 @@ use stolon_kernels::Path;
 
 use super::converted;
 use super::fixture::{self, Setup};
-use super::invariance::wide_model;
+use super::invariance::{wide_model, wide_tokens};
 use crate::adapter_writer::AdapterWriter;
 use crate::gguf_writer::{GgufWriter, Meta};
 use crate::model_adapter::whole_adapter;
@@ -93,8 +93,7 @@ fn wide_adapters_are_batch_invariant() {
         let setup = Setup { kv_type: KvType::Bf16, path: Some(path), ..Setup::default() };
         let open = adapters::open(fixture::open(setup), dir.path().to_owned());
         let label = format!("wide {model} with an adapter, {dtype}, {path:?}");
-        let tokens = (0..140).map(|i| i * i % 499).collect();
-        Subject::new(label, Box::new(open_model), open, &[1, 2], tokens).check();
+        Subject::new(label, Box::new(open_model), open, &[1, 2], wide_tokens(path)).check();
     }
 }
 

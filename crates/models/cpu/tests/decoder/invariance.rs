@@ -75,14 +75,20 @@ pub(super) fn wide_model(
     (config, model)
 }
 
+/// The tokens of a sequence for a wide model: enough for work to run on several threads, and few for
+/// portable loops, which are slow.
+pub(super) fn wide_tokens(path: Path) -> Vec<u32> {
+    let count = if path == Path::PORTABLE { 60 } else { 140 };
+    (0..count).map(|i| i * i % 499).collect()
+}
+
 /// A wide model and a sequence.
 fn wide(fixture: &'static str, dtype: TensorType, path: Path) -> Subject<'static> {
     let (_, model) = wide_model(fixture, dtype);
     let kv_type = if dtype == TensorType::F32 { KvType::F32 } else { KvType::Bf16 };
     let open = fixture::open(Setup { kv_type, path: Some(path), ..Setup::default() });
     let label = format!("wide {fixture}, {dtype:?}, {path:?}");
-    let tokens = (0..140).map(|i| i * i % 499).collect();
-    Subject::new(label, Box::new(model), open, &THREADS, tokens)
+    Subject::new(label, Box::new(model), open, &THREADS, wide_tokens(path))
 }
 
 /// Goal: logits and hidden states are batch invariant for every architecture and every element type
