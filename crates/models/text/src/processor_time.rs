@@ -1,5 +1,5 @@
-//! [`ProcessorTime`]: the processor time of a thread. Limits on work are limits on this time,
-//! because the time by the clock depends on the other load of the machine.
+//! The processor time of a thread: [`OwnTime`] of the calling one, [`ProcessorTime`] of any. Limits on
+//! work are limits on this time, because the time by the clock depends on the other load of the machine.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -7,6 +7,40 @@ use std::time::{Duration, Instant};
 
 /// The file in which Linux reports the processor time of the thread that opens it, in nanoseconds.
 const STATISTICS: &str = "/proc/thread-self/schedstat";
+
+/// Processor time of the calling thread since it began to measure. This is exact, and takes less than a
+/// microsecond.
+#[cfg(feature = "grammar")]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OwnTime(Duration);
+
+#[cfg(feature = "grammar")]
+impl OwnTime {
+    /// Begins to measure the calling thread.
+    pub(crate) fn start() -> Self {
+        Self(own_time())
+    }
+
+    /// Processor time since the measurement began, on the thread that began it. Where the system does
+    /// not report it, the time that has passed.
+    pub(crate) fn spent(self) -> Duration {
+        own_time().saturating_sub(self.0)
+    }
+}
+
+/// Processor time of the calling thread so far.
+#[cfg(all(unix, feature = "grammar"))]
+fn own_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
+/// Where the clock of a thread is not known: the time since the first call.
+#[cfg(all(not(unix), feature = "grammar"))]
+fn own_time() -> Duration {
+    static FIRST: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    FIRST.get_or_init(Instant::now).elapsed()
+}
 
 /// Measures the processor time of one thread, also from other threads.
 #[derive(Debug)]
@@ -56,6 +90,13 @@ mod tests {
     /// that of a thread that waits does not.
     #[test]
     fn only_work_counts() {
+        #[cfg(feature = "grammar")]
+        {
+            let own = OwnTime::start();
+            thread::sleep(Duration::from_millis(50));
+            assert!(own.spent() < Duration::from_millis(25), "{:?}", own.spent());
+            while own.spent() < Duration::from_millis(30) {}
+        }
         let (working_sender, working) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
         let worker = thread::spawn(move || {

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::answer::Headers;
 use crate::bounded::{Bounded, Client, MAX_WAIT, Stopped, on_stop};
-use crate::processor_time::ProcessorTime;
+use crate::processor_time::OwnTime;
 use crate::{Busy, ReasoningFormat, Tokenizer};
 
 /// A compiled grammar and its size in bytes.
@@ -173,9 +173,9 @@ impl GrammarCompiler {
     fn compile_whole(&self, grammar: &Grammar, client: &Client) -> Compilation {
         let grammar = grammar.clone();
         self.run(client, move |this| {
-            let clock = ProcessorTime::of_this_thread();
+            let clock = OwnTime::start();
             let compiled = this.compile_here(&grammar);
-            compiled.map_err(|error| this.located(&grammar, error, &clock))
+            compiled.map_err(|error| this.located(&grammar, error, clock))
         })?
         .map_err(GrammarFailure::from)
     }
@@ -191,7 +191,7 @@ impl GrammarCompiler {
             |function: &&FunctionSchema| calls.best_effort.contains(&function.name);
         let functions: Vec<_> = calls.functions.iter().filter(of_best_effort).cloned().collect();
         self.run(client, move |this| {
-            let clock = ProcessorTime::of_this_thread();
+            let clock = OwnTime::start();
             let mut functions = functions;
             functions.retain(|function| {
                 clock.spent() <= SEARCH && this.compile_here(&function.arguments()).is_err()
@@ -238,12 +238,7 @@ impl GrammarCompiler {
 
     /// The error of a grammar whose compilation `clock` measures, with the path of the wrong part
     /// of a JSON schema, as far as it is found in time.
-    fn located(
-        &self,
-        grammar: &Grammar,
-        error: GrammarError,
-        clock: &ProcessorTime,
-    ) -> GrammarError {
+    fn located(&self, grammar: &Grammar, error: GrammarError, clock: OwnTime) -> GrammarError {
         let in_time = |schema: &Value| {
             if clock.spent() > SEARCH {
                 return None;

@@ -17,7 +17,7 @@ use super::workers::Workers;
 use super::{GrammarError, GrammarFailure};
 use crate::Busy;
 use crate::bounded::{Client, MAX_WAIT, catch};
-use crate::processor_time::ProcessorTime;
+use crate::processor_time::OwnTime;
 
 /// Processor time that the masks of a request may take together. A request that needs more ends
 /// with an error.
@@ -262,7 +262,7 @@ impl Job {
                 );
                 return (None, Err(GrammarError::new(reason)));
             }
-            let clock = ProcessorTime::of_this_thread();
+            let clock = OwnTime::start();
             let advanced = advance(&known, matcher, &start, &tokens);
             add(&spent.micros, clock.spent());
             advanced
@@ -274,7 +274,7 @@ impl Job {
         // The mask may be used while the worker looks ahead.
         let wanted = slot.publish(&known, None);
         if let (Some(matcher), true) = (&matcher, spent.ahead() < AHEAD_BUDGET) {
-            let clock = ProcessorTime::of_this_thread();
+            let clock = OwnTime::start();
             // A guess that fails is of no use, and nothing else.
             let found = catch(|| known.look_ahead(matcher, &wanted)).ok();
             (known.forced, known.ahead) = found.unwrap_or_default();
