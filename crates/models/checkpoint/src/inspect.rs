@@ -70,6 +70,8 @@ pub struct Inspection {
     pub embedding: Option<EmbeddingConfig>,
     /// The labels of a model that computes scores; `None` for other models.
     pub scores: Option<ScoreConfig>,
+    /// The tasks for which a text encoder has matrices of their own; mostly empty.
+    pub tasks: Vec<String>,
     /// The memory that the model's own head for multi-token prediction needs in addition, if it is
     /// used ([`LoadOptions::mtp`]); `None` if the model has none, or one that is not supported.
     pub mtp: Option<HeadMemory>,
@@ -354,6 +356,7 @@ impl Inspection {
             eos_token_ids: Vec::new(),
             embedding: None,
             scores: None,
+            tasks: Vec::new(),
             mtp: None,
             draft_head: None,
         }

@@ -244,6 +244,9 @@ fn figures(inspection: &Inspection, tokenizer: Option<&str>) -> Vec<(&'static st
         let weights = format_bytes(weights);
         figures.push((name, format!("{weights}, {kv_per_token} bytes of KV per token ({option})")));
     }
+    if !inspection.tasks.is_empty() {
+        figures.push(("tasks", inspection.tasks.join(", ")));
+    }
     if let Some(scores) = &inspection.scores {
         let (count, shown) = (scores.labels.len(), scores.labels.iter().take(LABELS_SHOWN));
         let labels = shown.cloned().collect::<Vec<_>>().join(", ");

@@ -21,6 +21,8 @@ impl Inspection {
             Err(error) => return self.refuse(error),
         };
         self.set_sizes(&config);
+        let tasks = config.tasks.iter().flat_map(|tasks| &tasks.names);
+        self.tasks = tasks.map(|task| quoted(task)).collect();
         let tensors = || config.tensors().into_iter().chain(head.tensors());
         let elements = |shape: &[usize]| shape.iter().map(|size| *size as u64).product::<u64>();
         self.parameters = tensors().map(|tensor| elements(&tensor.shape)).sum();

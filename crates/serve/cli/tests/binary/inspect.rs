@@ -138,4 +138,7 @@ fn inspect_shows_how_embeddings_are_made() {
         serde_json::from_str(&succeed(&["model", "inspect", EMBEDDING, "--json"])).expect("JSON");
     assert_eq!(json["embedding"]["pooling"], "last");
     assert_eq!(json["refusals"], json!([]));
+    let encoder = stolon_fixtures::path("encoders/jina_v3");
+    let text = succeed(&["model", "inspect", encoder.to_str().expect("UTF-8")]);
+    assert!(text.contains("retrieval.query, retrieval.passage, text-matching"), "{text}");
 }
