@@ -102,6 +102,13 @@ pub struct ServeArgs {
     /// URLs are accepted.
     #[arg(long, visible_alias = "allowed-media-domains", value_name = "HOST", num_args = 1..)]
     image_hosts: Vec<ImageHost>,
+    /// Cut inputs of embeddings and scores that are too long for the model
+    ///
+    /// Without it, they are refused, unless the request says how many tokens are kept
+    /// (`truncate_prompt_tokens`). Programs that expect a server which cuts texts, such as those that
+    /// divide documents by characters, need it.
+    #[arg(long)]
+    auto_truncate: bool,
     /// Do not serve the page at /
     ///
     /// The page is a chat next to a picture of the prefix cache. It uses the other routes as any
@@ -355,6 +362,7 @@ impl ServeArgs {
             public_metrics: self.access.public_metrics,
             counters: Vec::new(),
             hide_cached_tokens: self.access.hide_cached_tokens,
+            auto_truncate: self.auto_truncate,
             response_memory: size(self.limits.response_memory),
             priority: match self.engine.admission.smaller_first {
                 true => PriorityOrder::SmallerFirst,

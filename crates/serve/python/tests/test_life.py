@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import stolon
@@ -60,6 +60,16 @@ def test_the_disk_keeps_prefixes(tmp_path: os.PathLike[str]) -> None:
     assert cached[0] == 0 and cached[1] > 0
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also if a shell has started the tests in the background, with the
+    signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_ctrl_c_ends_a_call_and_cancels_its_requests(engine: stolon.Engine) -> None:
     def interrupt(requests: int) -> None:
         wait_until(lambda: engine.stats()["running"] == requests)

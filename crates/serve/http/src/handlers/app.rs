@@ -94,6 +94,9 @@ pub struct RouterOptions {
     pub counters: Vec<CounterSource>,
     /// Whether replies leave out the number of prompt tokens that came from the cache.
     pub hide_cached_tokens: bool,
+    /// Whether inputs of embeddings and scores that are too long are cut, unless the request says how
+    /// many tokens are kept. If not, they are refused. Default: refused.
+    pub auto_truncate: bool,
     /// Memory in bytes for the responses of `/v1/responses`, so that a request can continue one by
     /// its id; the oldest are forgotten first. With 0, none are kept. Default: 64 MiB.
     pub response_memory: usize,
@@ -128,6 +131,7 @@ impl Default for RouterOptions {
             public_metrics: false,
             counters: Vec::new(),
             hide_cached_tokens: false,
+            auto_truncate: false,
             response_memory: 64 << 20,
             priority: PriorityOrder::default(),
             page: false,
@@ -163,6 +167,7 @@ pub(crate) struct App {
     pub(crate) reasoning: FormatChoice<ReasoningFormat>,
     pub(crate) reasoning_budget: Option<usize>,
     pub(crate) hide_cached_tokens: bool,
+    pub(crate) auto_truncate: bool,
     pub(crate) responses: ResponseStore,
     pub(crate) priority: PriorityOrder,
     pub(crate) root_path: RootPath,
@@ -218,6 +223,7 @@ impl App {
             reasoning: options.reasoning,
             reasoning_budget: options.reasoning_budget,
             hide_cached_tokens: options.hide_cached_tokens,
+            auto_truncate: options.auto_truncate,
             responses: ResponseStore::new(options.response_memory),
             priority: options.priority,
             root_path: options.root_path,

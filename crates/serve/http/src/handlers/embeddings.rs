@@ -184,6 +184,7 @@ fn before(app: &App, request: &EmbeddingsRequest) -> Result<Before, ApiError> {
 /// The maximum number of tokens that are used of an input; `None` if a longer one is refused.
 pub(crate) fn truncation(app: &App, wanted: Option<Truncation>) -> Option<usize> {
     let context = app.engine.model_info().max_positions;
+    let wanted = wanted.or_else(|| app.auto_truncate.then_some(Truncation::Context));
     wanted.map(|wanted| match wanted {
         Truncation::Context => context,
         Truncation::Tokens(count) => count.min(context),

@@ -18,6 +18,10 @@ use crate::wire::error::ApiError;
 /// batches, and few enough to leave room in its queue for other clients.
 const INPUTS_AT_ONCE: u32 = 64;
 
+/// What an error says about an input that is too long.
+const CUT_HINT: &str = "; `truncate_prompt_tokens: -1` in the request, or the server's flag \
+                        `--auto-truncate`, cuts longer texts";
+
 /// Maximum number of tokens of all inputs of a request together.
 pub(crate) const MAX_TOKENS: usize = 1 << 20;
 
@@ -191,6 +195,11 @@ impl Inputs {
     fn refused(&self, index: usize, error: Error) -> ApiError {
         let Self { param, is_list, .. } = self;
         let name = if *is_list { format!("{param}[{index}]") } else { (*param).to_owned() };
-        ApiError::from(error).of_prompt(&name)
+        let is_too_long = matches!(error, Error::Engine(EngineError::PromptTooLong { .. }));
+        let error = ApiError::from(error).of_prompt(&name);
+        match is_too_long {
+            true => error.with_hint(CUT_HINT),
+            false => error,
+        }
     }
 }

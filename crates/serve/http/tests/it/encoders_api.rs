@@ -42,6 +42,19 @@ async fn encoders_answer_embeddings() {
     assert_eq!(reply["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
     let (status, reply) = server.post("/v1/embeddings", json!({"input": texts})).await;
     assert_eq!((status, &reply["error"]["param"]), (400, &json!("input[3]")), "{reply}");
+    let message = reply["error"]["message"].as_str().expect("a message");
+    assert!(message.contains("`--auto-truncate`"), "{message}");
+    let cutting = Server::with(&encoder("modernbert"), |engine, options| {
+        options.auto_truncate = true;
+        engine
+    });
+    let reply = cutting.ok("/v1/embeddings", json!({"input": texts})).await;
+    for (entry, case) in reply["data"].as_array().expect("a list").iter().zip(cases) {
+        assert_close(&entry["embedding"], &case["embedding"]);
+    }
+    let body = json!({"input": texts[3], "truncate_prompt_tokens": 5});
+    let reply = cutting.ok("/v1/embeddings", body).await;
+    assert_eq!(reply["usage"]["prompt_tokens"], 5);
     let prompt = &expected["prompt"];
     for (name, value) in
         [("prompt_name", "query"), ("input_type", "query"), ("input_type", "search_query")]
