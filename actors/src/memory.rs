@@ -1,8 +1,10 @@
 //! [`Memory`] behind the actors of the prefix tree and the block allocator.
 
+use std::pin::pin;
 use std::sync::Arc;
 
-use futures::future::try_join;
+use futures::FutureExt;
+use futures::future::{Either, select, try_join};
 use ractor::rpc::CallResult;
 use ractor::{ActorRef, Message, RpcReplyPort};
 use stolon_kvcache::Namespace;
@@ -26,13 +28,23 @@ pub(crate) struct ActorMemory {
 }
 
 /// Calls an actor and waits for its answer. `name` names it in the error.
+///
+/// The end of the actor ends the call, too. Mostly, the actor's mailbox drops the message with its reply
+/// port then. But a message that is sent while the mailbox is being dropped may stay in it for as long as
+/// anybody can send to it, which the caller can.
 pub(crate) async fn call<M: Message, T: Send + 'static>(
     actor: &ActorRef<M>,
     message: impl FnOnce(RpcReplyPort<T>) -> M,
     name: &'static str,
 ) -> Result<T, ActorStopped> {
-    match actor.call(message, None).await {
-        Ok(CallResult::Success(answer)) => Ok(answer),
+    let answer = pin!(actor.call(message, None));
+    let answer = match select(answer, pin!(actor.wait(None))).await {
+        Either::Left((answer, _)) => Some(answer),
+        // It may have answered just before its end.
+        Either::Right((_, answer)) => answer.now_or_never(),
+    };
+    match answer {
+        Some(Ok(CallResult::Success(answer))) => Ok(answer),
         _ => Err(ActorStopped(name)),
     }
 }
@@ -109,5 +121,56 @@ impl Memory for ActorMemory {
 
     async fn audit(&mut self) -> Result<Result<AuditReport, String>, ActorStopped> {
         self.call_allocator(AllocatorMessage::Audit).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    use ractor::{Actor, ActorProcessingErr};
+
+    use super::*;
+
+    /// Keeps the reply ports of all calls, as a mailbox may, and fails at the first one.
+    struct Keeps(Arc<Mutex<Vec<RpcReplyPort<u32>>>>);
+
+    impl Actor for Keeps {
+        type Msg = RpcReplyPort<u32>;
+        type State = ();
+        type Arguments = ();
+
+        async fn pre_start(
+            &self,
+            _: ActorRef<Self::Msg>,
+            (): (),
+        ) -> Result<(), ActorProcessingErr> {
+            Ok(())
+        }
+
+        async fn handle(
+            &self,
+            _: ActorRef<Self::Msg>,
+            port: RpcReplyPort<u32>,
+            (): &mut (),
+        ) -> Result<(), ActorProcessingErr> {
+            self.0.lock().expect("no panic").push(port);
+            Err("it fails".into())
+        }
+    }
+
+    /// Goal: a call ends when the actor has ended, also if its reply port still exists.
+    #[tokio::test]
+    async fn a_call_ends_with_its_actor() {
+        let ports = Arc::default();
+        let (actor, task) =
+            Actor::spawn(None, Keeps(Arc::clone(&ports)), ()).await.expect("an actor");
+        let limit = Duration::from_secs(10);
+        let call = call(&actor, |port| port, "the actor");
+        let answer = tokio::time::timeout(limit, call).await.expect("it does not wait forever");
+        assert_eq!(answer, Err(ActorStopped("the actor")));
+        assert_eq!(ports.lock().expect("no panic").len(), 1, "the port was kept");
+        task.await.expect("no panic");
     }
 }
