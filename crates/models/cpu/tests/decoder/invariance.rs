@@ -78,7 +78,7 @@ pub(super) fn wide_model(
 /// The tokens of a sequence for a wide model: enough for work to run on several threads, and few for
 /// portable loops, which are slow.
 pub(super) fn wide_tokens(path: Path) -> Vec<u32> {
-    let count = if path == Path::PORTABLE { 60 } else { 140 };
+    let count = if path == Path::PORTABLE { 80 } else { 140 };
     (0..count).map(|i| i * i % 499).collect()
 }
 
