@@ -191,7 +191,7 @@ impl EncoderBackend {
             final_norm,
         } = specs;
         let [token_tasks, type_tasks] = table_tasks.map(|weights| {
-            weights.map(|weights| TableTasks::load(&weights, &config, &mut loader)).transpose()
+            weights.map(|weights| TableTasks::load(&weights, &mut loader)).transpose()
         });
         let norm =
             |norm: &EncoderNormWeights, loader: &mut Loader<'_>| Norm::load(norm, &config, loader);

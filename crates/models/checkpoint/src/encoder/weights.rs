@@ -44,17 +44,19 @@ pub enum EncoderMlpWeights {
 }
 
 /// The matrices `A` and `B` of all tasks for a projection or a table.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TaskWeights {
     /// The matrices `A`, `[tasks, rank, in]`; those of a table are transposed, `[tasks, rows, rank]`.
     pub first: TensorSpec,
     /// The matrices `B`, `[tasks, out, rank]`; those of a table are transposed, `[tasks, rank,
     /// hidden_size]`.
     pub second: TensorSpec,
+    /// The factor of the updates.
+    pub scale: f32,
 }
 
 /// The matrices of all tasks for the projections of a layer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LayerTaskWeights {
     /// Those of the combined projection to queries, keys and values.
     pub qkv: TaskWeights,
@@ -130,10 +132,11 @@ impl EncoderConfig {
             token_types: (self.token_types > 0).then(|| table(names.token_types, self.token_types)),
             table_tasks: [(names.tokens, self.vocab_size), (names.token_types, self.token_types)]
                 .map(|(name, rows)| {
-                    let TasksConfig { names, rank, .. } = self.tasks.as_ref()?;
+                    let TasksConfig { names, rank, scale } = self.tasks.as_ref()?;
                     let name = format!("{}{name}", self.prefix);
                     let shape = |a, b| vec![names.len(), a, b];
-                    (rows > 0).then(|| task(&name, [shape(rows, *rank), shape(*rank, hidden)]))
+                    let shapes = [shape(rows, *rank), shape(*rank, hidden)];
+                    (rows > 0).then(|| task(&name, shapes, *scale))
                 }),
             embedding_norm: self.embedding_norm.then(|| norm(names.embedding_norm)),
             score_bias: match self.score_bias {
@@ -187,10 +190,11 @@ impl EncoderConfig {
             },
             mlp_norm: self.norm(&at(names.mlp_norm)),
             mlp_output_norm: is_around.then(|| self.norm(&at(names.mlp_output_norm))),
-            tasks: self.tasks.as_ref().map(|TasksConfig { names: tasks, rank, .. }| {
+            tasks: self.tasks.as_ref().map(|TasksConfig { names: tasks, rank, scale }| {
                 let task = |name: &str, [rows, columns]: [usize; 2]| {
                     let [first, second] = [[*rank, columns], [rows, *rank]];
-                    task(&at(name), [first, second].map(|[a, b]| vec![tasks.len(), a, b]))
+                    let shapes = [first, second].map(|[a, b]| vec![tasks.len(), a, b]);
+                    task(&at(name), shapes, *scale)
                 };
                 LayerTaskWeights {
                     qkv: task(names.fused_qkv, [queries + 2 * keys, hidden]),
@@ -412,7 +416,7 @@ impl EncoderConfig {
 
 impl TaskWeights {
     fn list(self) -> [TensorSpec; 2] {
-        let Self { first, second } = self;
+        let Self { first, second, scale: _ } = self;
         [first, second]
     }
 }
@@ -427,14 +431,14 @@ impl EncoderNormWeights {
 
 /// The matrices of all tasks for the projection or the table `module`, with the names that PyTorch
 /// gives to parametrized weights.
-fn task(module: &str, shapes: [Vec<usize>; 2]) -> TaskWeights {
+fn task(module: &str, shapes: [Vec<usize>; 2], scale: f32) -> TaskWeights {
     let [first, second] = shapes;
     let spec = |name: &str, shape| TensorSpec {
         name: format!("{module}.{PARAMETRIZED}.0.lora_{name}"),
         shape,
         role: TensorRole::Bias,
     };
-    TaskWeights { first: spec("A", first), second: spec("B", second) }
+    TaskWeights { first: spec("A", first), second: spec("B", second), scale }
 }
 
 /// The projection `module` to `shape[0]` features.

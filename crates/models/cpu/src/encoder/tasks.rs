@@ -84,9 +84,8 @@ impl LayerTasks {
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
         let LayerTaskWeights { qkv, output, up, down } = weights;
-        let scale = config.tasks.as_ref().map_or(0.0, |tasks| tasks.scale);
         let (queries, keys) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-        let mut load = |weights, parts: &[usize]| TaskMatrices::load(weights, parts, scale, loader);
+        let mut load = |weights, parts: &[usize]| TaskMatrices::load(weights, parts, loader);
         Ok(Self {
             qkv: load(qkv, &[queries, keys, keys])?,
             output: load(output, &[config.hidden_size])?,
@@ -101,10 +100,9 @@ impl TaskMatrices {
     fn load(
         weights: &TaskWeights,
         parts: &[usize],
-        scale: f32,
         loader: &mut Loader<'_>,
     ) -> Result<Self, ModelError> {
-        let TaskWeights { first, second } = weights;
+        let TaskWeights { first, second, scale } = weights;
         let (rows, columns) = (first.shape[0] * first.shape[1], first.shape[2]);
         let packed = Matrix::pack(
             TensorType::F32,
@@ -125,17 +123,14 @@ impl TaskMatrices {
         };
         let second = parts.iter().map(&mut pack).collect::<Result<Vec<_>, _>>();
         let unpackable = |error| ModelError::Unpackable { tensor: first.name.clone(), error };
-        Ok(Self { first: packed.map_err(unpackable)?, second: second.map_err(unpackable)?, scale })
+        let (first, second) = (packed.map_err(unpackable)?, second.map_err(unpackable)?);
+        Ok(Self { first, second, scale: *scale })
     }
 }
 
 impl TableTasks {
-    pub(super) fn load(
-        weights: &TaskWeights,
-        config: &EncoderConfig,
-        loader: &mut Loader<'_>,
-    ) -> Result<Self, ModelError> {
-        let TaskWeights { first, second } = weights;
+    pub(super) fn load(weights: &TaskWeights, loader: &mut Loader<'_>) -> Result<Self, ModelError> {
+        let TaskWeights { first, second, scale } = weights;
         let (rank, width) = (second.shape[1], second.shape[2]);
         let values = loader.vector(second)?;
         let transposed = |task: &[f32]| -> Vec<f32> {
@@ -147,7 +142,7 @@ impl TableTasks {
         Ok(Self {
             second: packed.map_err(unpackable)?,
             rows: first.shape[1],
-            scale: config.tasks.as_ref().map_or(0.0, |tasks| tasks.scale),
+            scale: *scale,
             first: loader.vector(first)?,
         })
     }
