@@ -7,7 +7,7 @@ use futures::future::join_all;
 use serde_json::Value;
 use stolon::{Engine, EngineBuilder, EngineError, Error, ModelSource, Request, WeightType};
 
-const EMBEDDERS: [&str; 12] = [
+const EMBEDDERS: [&str; 13] = [
     "bert",
     "xlm_roberta",
     "mpnet",
@@ -16,14 +16,16 @@ const EMBEDDERS: [&str; 12] = [
     "nomic_bert",
     "nomic_bert_moe",
     "jina_bert",
+    "jina_code",
     "jina_v3",
     "embedding_gemma",
     "eurobert",
     "gte",
 ];
-const RERANKERS: [&str; 7] = [
+const RERANKERS: [&str; 8] = [
     "bert_reranker",
     "xlm_roberta_reranker",
+    "jina_reranker",
     "jina_roberta_reranker",
     "gte_reranker",
     "modernbert_reranker",
@@ -221,12 +223,15 @@ async fn gguf_files_match_sentence_transformers() {
         ("nomic_bert-F32", 4e-6),
         ("nomic_bert_moe-F32", 4e-6),
         ("jina_bert-F32", 4e-6),
+        ("jina_code-F32", 4e-6),
         ("embedding_gemma-F32", 4e-6),
         ("eurobert-F32", 4e-6),
         ("xlm_roberta_reranker-F32", 4e-6),
         ("modernbert_reranker-F32", 4e-6),
         // Keys and values, and for Q8_0 the inputs of products, are rounded as the weights are.
         ("bert-F16", 5e-3),
+        ("jina_bert-F16", 5e-3),
+        ("jina_code-F16", 5e-3),
         ("bert-Q8_0", 2e-2),
     ] {
         let file = stolon_fixtures::path("gguf_encoders").join(format!("{name}.gguf"));

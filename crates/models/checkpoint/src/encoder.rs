@@ -77,8 +77,8 @@ pub struct EncoderConfig {
     pub kv_heads: usize,
     /// Length of a head.
     pub head_dim: usize,
-    /// Whether each head's queries and keys are normalized.
-    pub head_norms: bool,
+    /// The norms of queries and keys.
+    pub query_key_norms: QueryKeyNorms,
     /// The factor of the scores of attention.
     pub score_scale: f32,
     /// Whether the projections of attention have biases.
@@ -140,11 +140,34 @@ pub enum ScoreBias {
 pub enum NormOrder {
     /// After attention and after the MLP, as in the first transformers (BERT).
     After,
+    /// The same, and once more after attention: `norm(x + norm(x + attention(x)))`
+    /// (jina-embeddings-v2-base-code).
+    AfterTwice,
     /// Before attention, before the MLP, and after the last layer (EuroBERT). The first layer has no
     /// norm before attention if the embeddings are normalized (ModernBERT).
     Before,
     /// Before and after attention and the MLP, and after the last layer (Gemma).
     Around,
+}
+
+impl NormOrder {
+    /// Whether attention and the MLP take inputs that are normalized already.
+    #[must_use]
+    pub fn is_after(self) -> bool {
+        matches!(self, Self::After | Self::AfterTwice)
+    }
+}
+
+/// The norms of queries and keys, before a rotary embedding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueryKeyNorms {
+    /// None.
+    None,
+    /// An RMS norm of each head (Gemma 3).
+    Heads,
+    /// A layer norm of all heads together (jina-embeddings-v2-base-code). Such models have no rotary
+    /// embedding.
+    Rows,
 }
 
 /// The kind of the norms.
@@ -202,7 +225,7 @@ pub struct EncoderLayer {
     pub rope: Option<EncoderRope>,
     /// Number of positions that a token sees on each side; `None` if it sees all.
     pub window: Option<usize>,
-    /// The experts that are in the place of the MLP, with [`NormOrder::After`]; `None` for an MLP.
+    /// The experts that are in the place of the MLP, if the norms are after it; `None` for an MLP.
     pub experts: Option<ExpertsConfig>,
 }
 
@@ -276,7 +299,7 @@ impl EncoderConfig {
         range("max_position_embeddings", self.max_positions, POSITIONS_MAX)?;
         for experts in self.layers.iter().filter_map(|layer| layer.experts.as_ref()) {
             experts.check(name, self.layers.len())?;
-            if self.order != NormOrder::After {
+            if !self.order.is_after() {
                 let expected = "no experts without norms after attention and the MLP";
                 return Err(ModelError::key(name, "num_experts", expected, experts.count));
             }

@@ -5,8 +5,8 @@
 use stolon_checkpoint::error::KvStoreError;
 use stolon_checkpoint::kv::{KvLayer, KvShape, KvType};
 use stolon_kernels::{
-    self as kernels, AttentionArgs, AttentionSequence, HeadNorm, KvLayout, Operands, Path, Product,
-    RelativeBias, RowSums, Sink, SlotMapping,
+    self as kernels, AttentionArgs, AttentionSequence, HeadNorm, KvLayout, LayerNorm, Operands,
+    Path, Product, RelativeBias, RowSums, Sink, SlotMapping,
 };
 use stolon_kvcache::BlockId;
 
@@ -39,6 +39,17 @@ pub(crate) struct FullMask<'a> {
     pub(crate) window: Option<usize>,
     /// Numbers that are added to the scores.
     pub(crate) bias: Option<RelativeBias<'a>>,
+}
+
+/// The norms of queries, and those of keys.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ProjectionNorms<'a> {
+    /// None.
+    None,
+    /// Of each head.
+    Heads([HeadNorm<'a>; 2]),
+    /// Of all heads of a row together. Rows are not rotated.
+    Rows([LayerNorm<'a>; 2]),
 }
 
 /// The keys and values of one layer. See the [module documentation](self).
@@ -105,12 +116,12 @@ impl FullKv {
     }
 
     /// Computes the queries of all rows into `q`, `[rows, heads, head_dim]`, and their keys and
-    /// values into this store, in one call. `norms` are those of each head's queries and keys, if
-    /// there are some. `update` changes the results of a projection first. `rotation` returns the
-    /// cosines and sines of a row, by which its queries and keys are rotated; `None` if they are not.
+    /// values into this store, in one call. `update` changes the results of a projection before the
+    /// norms. `rotation` returns the cosines and sines of a row, by which its queries and keys are
+    /// rotated; `None` if they are not.
     pub(crate) fn project<'a>(
         &mut self,
-        (qkv, norms): (&[Linear; 3], Option<[HeadNorm<'_>; 2]>),
+        (qkv, norms): (&[Linear; 3], ProjectionNorms<'_>),
         rows: &Operands,
         q: &mut [f32],
         update: impl Fn(usize, &mut RowSums<'_>) + Sync,
@@ -127,7 +138,14 @@ impl FullKv {
                 if part == 2 {
                     return;
                 }
-                let norm = norms.map(|norms| norms[part]);
+                let norm = match norms {
+                    ProjectionNorms::None => None,
+                    ProjectionNorms::Heads(norms) => Some(norms[part]),
+                    ProjectionNorms::Rows(norms) => {
+                        let row = sums.first.to_vec();
+                        return kernels::layer_norm(path, &row, &norms[part], sums.first);
+                    }
+                };
                 match (rotation(sums.row), norm) {
                     (Some(rotation), norm) => {
                         kernels::norm_and_rope(path, sums.first, head_dim, norm, rotation);
@@ -146,7 +164,10 @@ impl FullKv {
             .map(|((matrices, epilogue), sink)| Product {
                 group: 0,
                 matrices,
-                step: head_dim,
+                step: match norms {
+                    ProjectionNorms::Rows(_) => matrices[0].out_features(),
+                    _ => head_dim,
+                },
                 epilogue: Some(epilogue),
                 sink,
             })

@@ -17,8 +17,10 @@ pub enum EncoderFamily {
     NomicBert,
     /// Nomic BERT with a mixture of experts in each second layer: nomic-embed-text-v2-moe.
     NomicBertMoe,
-    /// JinaBERT, with ALiBi: jina-embeddings-v2.
+    /// JinaBERT, with ALiBi: jina-embeddings-v2, jina-reranker-v1.
     JinaBert,
+    /// JinaBERT with norms of queries and keys: jina-embeddings-v2-base-code.
+    JinaCode,
     /// Gemma 3 with attention in both directions: EmbeddingGemma.
     Gemma,
     /// EuroBERT: the layers of Llama with attention in both directions.
@@ -43,10 +45,10 @@ pub(super) struct ModuleNames {
     /// The matrix that has the rows of all three projections, if files have it.
     pub(super) fused_qkv: &'static str,
     pub(super) output: &'static str,
-    /// The norms of each head's queries and keys.
-    pub(super) head_norms: [&'static str; 2],
+    /// The norms of queries and keys.
+    pub(super) query_key_norms: [&'static str; 2],
     pub(super) attention_norm: &'static str,
-    /// The norm of attention's output before it is added to the residual stream.
+    /// The norm of attention's output before it is added to the residual stream, or added once more.
     pub(super) attention_output_norm: &'static str,
     pub(super) gate: &'static str,
     pub(super) up: &'static str,
@@ -77,7 +79,7 @@ const BERT: ModuleNames = ModuleNames {
     qkv: ["attention.self.query", "attention.self.key", "attention.self.value"],
     fused_qkv: "",
     output: "attention.output.dense",
-    head_norms: ["", ""],
+    query_key_norms: ["", ""],
     attention_norm: "attention.output.LayerNorm",
     attention_output_norm: "",
     gate: "",
@@ -162,7 +164,7 @@ const GGUF: ModuleNames = ModuleNames {
     qkv: ["attn_q", "attn_k", "attn_v"],
     fused_qkv: "attn_qkv",
     output: "attn_output",
-    head_norms: ["attn_q_norm", "attn_k_norm"],
+    query_key_norms: ["attn_q_norm", "attn_k_norm"],
     attention_norm: "attn_output_norm",
     attention_output_norm: "post_attention_norm",
     gate: "ffn_gate",
@@ -179,14 +181,30 @@ const GGUF: ModuleNames = ModuleNames {
     score_bias: "",
 };
 
+/// What the matrix of the inner features is called if `ffn_up` is the combined one. No file has this
+/// name.
+pub(super) const SPLIT_UP: &str = "ffn_inner";
+
 /// The names of llama.cpp for ModernBERT. The combined matrix has the name that the second of its
 /// parts has in other files.
 const GGUF_MODERNBERT: ModuleNames = ModuleNames {
     attention_norm: "attn_norm",
-    up: "ffn_inner",
+    up: SPLIT_UP,
     fused_gate_up: "ffn_up",
     mlp_norm: "ffn_norm",
     final_norm: "output_norm",
+    ..GGUF
+};
+
+/// The names of llama.cpp for JinaBERT. Older files have the parts of the combined matrix.
+const GGUF_JINA: ModuleNames = ModuleNames { up: SPLIT_UP, fused_gate_up: "ffn_up", ..GGUF };
+
+/// The names of llama.cpp for JinaBERT with norms of queries and keys.
+const GGUF_JINA_CODE: ModuleNames = ModuleNames {
+    attention_output_norm: "attn_output_norm",
+    attention_norm: "attn_norm_2",
+    up: SPLIT_UP,
+    fused_up_gate: "ffn_up",
     ..GGUF
 };
 
@@ -203,7 +221,7 @@ const GEMMA: ModuleNames = ModuleNames {
     layer: "layers.{}.",
     qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
     output: "self_attn.o_proj",
-    head_norms: ["self_attn.q_norm", "self_attn.k_norm"],
+    query_key_norms: ["self_attn.q_norm", "self_attn.k_norm"],
     attention_norm: "input_layernorm",
     attention_output_norm: "post_attention_layernorm",
     gate: "mlp.gate_proj",
@@ -224,6 +242,17 @@ const JINA: ModuleNames = ModuleNames {
     down: "mlp.wo",
     mlp_norm: "mlp.layernorm",
     ..BERT
+};
+
+const JINA_CODE: ModuleNames = ModuleNames {
+    query_key_norms: ["attention.self.layer_norm_q", "attention.self.layer_norm_k"],
+    attention_output_norm: "attention.output.LayerNorm",
+    attention_norm: "layer_norm_1",
+    fused_gate_up: "",
+    fused_up_gate: "mlp.up_gated_layer",
+    down: "mlp.down_layer",
+    mlp_norm: "layer_norm_2",
+    ..JINA
 };
 
 const GTE: ModuleNames = ModuleNames {
@@ -299,6 +328,7 @@ impl EncoderFamily {
             Self::NomicBert => "Nomic BERT",
             Self::NomicBertMoe => "Nomic BERT with experts",
             Self::JinaBert => "JinaBERT",
+            Self::JinaCode => "JinaBERT for code",
             Self::Gemma => "EmbeddingGemma",
             Self::EuroBert => "EuroBERT",
             Self::Gte => "GTE",
@@ -317,6 +347,7 @@ impl EncoderFamily {
             Self::NomicBert,
             Self::NomicBertMoe,
             Self::JinaBert,
+            Self::JinaCode,
             Self::Gemma,
             Self::EuroBert,
             Self::Gte,
@@ -329,6 +360,8 @@ impl EncoderFamily {
         match self {
             Self::ModernBert if kind == TensorNames::Gguf => &GGUF_MODERNBERT,
             Self::Gemma | Self::EuroBert if kind == TensorNames::Gguf => &GGUF_DECODER,
+            Self::JinaBert if kind == TensorNames::Gguf => &GGUF_JINA,
+            Self::JinaCode if kind == TensorNames::Gguf => &GGUF_JINA_CODE,
             _ if kind == TensorNames::Gguf => &GGUF,
             Self::Bert | Self::Roberta => &BERT,
             Self::MpNet => &MPNET,
@@ -337,6 +370,7 @@ impl EncoderFamily {
             Self::NomicBert => &NOMIC,
             Self::NomicBertMoe => &NOMIC_MOE,
             Self::JinaBert => &JINA,
+            Self::JinaCode => &JINA_CODE,
             Self::Gemma => &GEMMA,
             Self::EuroBert => &EUROBERT,
             Self::Gte => &GTE,

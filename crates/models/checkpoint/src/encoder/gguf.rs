@@ -8,7 +8,7 @@
 
 use super::{
     EncoderActivation, EncoderConfig, EncoderFamily, EncoderLayer, EncoderNorm, EncoderRope,
-    LearnedPositions, NormOrder, ScoreBias, TensorNames, add_experts,
+    LearnedPositions, NormOrder, QueryKeyNorms, ScoreBias, TensorNames, add_experts,
 };
 use crate::config::LAYERS_MAX;
 use crate::config::gguf::Metadata;
@@ -78,7 +78,7 @@ pub(crate) fn parse(header: &Header, family: EncoderFamily) -> Result<EncoderCon
         heads,
         kv_heads: keys.size("attention.head_count_kv")?.unwrap_or(heads),
         head_dim,
-        head_norms: is_gemma,
+        query_key_norms: if is_gemma { QueryKeyNorms::Heads } else { QueryKeyNorms::None },
         score_scale: match keys.float("attention.scale")? {
             Some(scale) => scale as f32,
             None => 1.0 / (head_dim as f32).sqrt(),

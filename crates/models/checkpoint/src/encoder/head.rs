@@ -202,7 +202,10 @@ impl HeadConfig {
             activation: HeadActivation::Identity,
         };
         let layers = match family {
-            EncoderFamily::Bert | EncoderFamily::Gte => vec![
+            EncoderFamily::Bert
+            | EncoderFamily::JinaBert
+            | EncoderFamily::JinaCode
+            | EncoderFamily::Gte => vec![
                 square(&format!("{prefix}pooler.dense"), true, HeadActivation::Tanh),
                 last("classifier"),
             ],
@@ -238,7 +241,6 @@ impl HeadConfig {
             }
             EncoderFamily::NomicBert
             | EncoderFamily::NomicBertMoe
-            | EncoderFamily::JinaBert
             | EncoderFamily::Gemma
             | EncoderFamily::EuroBert => {
                 let expected = format!("an embedding model of {}", family.name());

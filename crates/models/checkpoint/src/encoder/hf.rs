@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::{
     EncoderActivation, EncoderConfig, EncoderFamily, EncoderLayer, EncoderNorm, EncoderRope,
-    LearnedPositions, NormOrder, ScoreBias, TasksConfig, TensorNames, add_experts,
+    LearnedPositions, NormOrder, QueryKeyNorms, ScoreBias, TasksConfig, TensorNames, add_experts,
 };
 use crate::config::{Keys, LAYERS_MAX};
 use crate::error::ModelError;
@@ -55,7 +55,7 @@ pub(crate) fn parse(
         EncoderFamily::ModernBert => modernbert(&keys)?,
         EncoderFamily::NomicBert => nomic_bert(&keys)?,
         EncoderFamily::NomicBertMoe => nomic_bert_moe(&keys)?,
-        EncoderFamily::JinaBert => jina_bert(&keys)?,
+        EncoderFamily::JinaBert | EncoderFamily::JinaCode => jina_bert(&keys)?,
         EncoderFamily::Gemma => gemma(&keys)?,
         EncoderFamily::EuroBert => eurobert(&keys)?,
         EncoderFamily::Gte => gte(&keys)?,
@@ -151,7 +151,7 @@ fn base(
         heads,
         kv_heads: heads,
         head_dim,
-        head_norms: false,
+        query_key_norms: QueryKeyNorms::None,
         score_scale: score_scale(head_dim),
         attention_bias: true,
         inner_size: keys.required(sizes.inner)?,
@@ -197,7 +197,9 @@ fn mpnet(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     Ok(EncoderConfig { score_bias: Some(bias), token_types: 0, ..config })
 }
 
-/// JinaBERT (jina-embeddings-v2): BERT with ALiBi instead of positions, and gated MLPs.
+/// JinaBERT (jina-embeddings-v2): BERT with ALiBi instead of positions, and gated MLPs. The
+/// configuration of models for code differs in nothing but the place of their published code;
+/// [`EncoderConfig::prepare`] knows them by their tensors.
 fn jina_bert(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
     if keys.text("position_embedding_type")? != Some("alibi") {
         return Err(keys.unsupported("position_embedding_type", "`alibi`"));
@@ -411,7 +413,7 @@ fn gemma(keys: &Keys<'_>) -> Result<EncoderConfig, ModelError> {
         order: NormOrder::Around,
         kv_heads: keys.size("num_key_value_heads")?.unwrap_or(config.heads),
         head_dim: keys.size("head_dim")?.unwrap_or(256),
-        head_norms: true,
+        query_key_norms: QueryKeyNorms::Heads,
         score_scale: 1.0 / scalar.sqrt(),
         attention_bias: keys.flag("attention_bias")?.unwrap_or(false),
         activation: EncoderActivation::GeluTanhGate,

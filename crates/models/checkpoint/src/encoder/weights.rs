@@ -1,7 +1,10 @@
 //! The weights of an encoder: the names, shapes and kinds of all tensors.
 
-use super::families::ModuleNames;
-use super::{EncoderConfig, EncoderNorm, ScoreBias, TasksConfig, TensorNames};
+use super::families::{ModuleNames, SPLIT_UP};
+use super::{
+    EncoderConfig, EncoderFamily, EncoderNorm, NormOrder, QueryKeyNorms, ScoreBias, TasksConfig,
+    TensorNames,
+};
 use crate::config::{
     ExpertsConfig, ExpertsWeights, LinearWeights, MlpInputs, MlpWeights, PlainFunction, TensorRole,
     TensorSpec,
@@ -74,14 +77,16 @@ pub struct EncoderLayerWeights {
     /// The projections to queries, `[heads * head_dim, hidden_size]`, and to keys and values,
     /// `[kv_heads * head_dim, hidden_size]` each.
     pub qkv: [LinearWeights; 3],
-    /// The weights of the norms of each head's queries and keys, `[head_dim]`, if there are some.
-    pub head_norms: Option<[TensorSpec; 2]>,
+    /// The norms of queries and keys, of `head_dim` values or of all heads together, if there are
+    /// some.
+    pub query_key_norms: Option<[EncoderNormWeights; 2]>,
     /// The output projection of attention, `[hidden_size, heads * head_dim]`.
     pub output: LinearWeights,
     /// The norm after or before attention; `None` if there is none, as in the first layer of
     /// ModernBERT.
     pub attention_norm: Option<EncoderNormWeights>,
-    /// The norm of attention's output before it is added to the residual stream, if there is one.
+    /// The norm of attention's output before it is added to the residual stream, or added once more,
+    /// if there is one.
     pub attention_output_norm: Option<EncoderNormWeights>,
     /// The MLP.
     pub mlp: EncoderMlpWeights,
@@ -158,25 +163,30 @@ impl EncoderConfig {
         let (queries, keys) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
         let attention = |name: &str, shape| linear(&at(name), shape, self.attention_bias);
         let [q, k, v] = names.qkv;
-        let head_norm = |name: &str| TensorSpec {
-            name: format!("{}.weight", at(name)),
-            shape: vec![self.head_dim],
-            role: self.norm_role(),
+        let norms_of = |sizes: [usize; 2]| {
+            let [q, k] = names.query_key_norms;
+            Some([self.norm_of(&at(q), sizes[0]), self.norm_of(&at(k), sizes[1])])
         };
-        let is_around = self.order == super::NormOrder::Around;
+        let is_around = self.order == NormOrder::Around;
+        let has_output_norm = is_around || self.order == NormOrder::AfterTwice;
         let mlp = |name: &str, shape, bias| linear(&at(name), shape, bias);
         // The embeddings are normalized already.
-        let is_first = index == 0 && self.order == super::NormOrder::Before && self.embedding_norm;
+        let is_first = index == 0 && self.order == NormOrder::Before && self.embedding_norm;
         EncoderLayerWeights {
             qkv: [
                 attention(q, [queries, hidden]),
                 attention(k, [keys, hidden]),
                 attention(v, [keys, hidden]),
             ],
-            head_norms: self.head_norms.then(|| names.head_norms.map(head_norm)),
+            query_key_norms: match self.query_key_norms {
+                QueryKeyNorms::None => None,
+                QueryKeyNorms::Heads => norms_of([self.head_dim; 2]),
+                QueryKeyNorms::Rows => norms_of([queries, keys]),
+            },
             output: attention(names.output, [hidden, queries]),
             attention_norm: (!is_first).then(|| self.norm(&at(names.attention_norm))),
-            attention_output_norm: is_around.then(|| self.norm(&at(names.attention_output_norm))),
+            attention_output_norm: has_output_norm
+                .then(|| self.norm(&at(names.attention_output_norm))),
             mlp: match &self.layers[index].experts {
                 Some(config) => self.experts(config, names, &self.layer_prefix(index)),
                 None => EncoderMlpWeights::Dense {
@@ -255,7 +265,11 @@ impl EncoderConfig {
     }
 
     pub(super) fn norm(&self, module: &str) -> EncoderNormWeights {
-        let size = vec![self.hidden_size];
+        self.norm_of(module, self.hidden_size)
+    }
+
+    fn norm_of(&self, module: &str, size: usize) -> EncoderNormWeights {
+        let size = vec![size];
         let bias = TensorSpec {
             name: format!("{module}.bias"),
             shape: size.clone(),
@@ -298,7 +312,7 @@ impl EncoderConfig {
         for layer in layers {
             let EncoderLayerWeights {
                 qkv,
-                head_norms,
+                query_key_norms,
                 output,
                 attention_norm,
                 attention_output_norm,
@@ -323,7 +337,7 @@ impl EncoderConfig {
                     .into_iter()
                     .flat_map(|LinearWeights { weight, bias }| [weight].into_iter().chain(bias)),
             );
-            list.extend(head_norms.into_iter().flatten());
+            query_key_norms.into_iter().flatten().for_each(|norm| norm.list(&mut list));
             let optional = [attention_norm, attention_output_norm, mlp_output_norm];
             optional.into_iter().flatten().for_each(|norm| norm.list(&mut list));
             mlp_norm.list(&mut list);
@@ -365,6 +379,10 @@ impl EncoderConfig {
         let found = prefixes.iter().find(|prefix| weights.contains(&format!("{prefix}{end}")));
         // `check` reports the missing embedding.
         (*found.unwrap_or(&"")).clone_into(&mut self.prefix);
+        if self.family == EncoderFamily::JinaBert {
+            self.prepare_jina(weights);
+        }
+        let names = self.family.names(self.names);
         // Files that were converted from TensorFlow have older names of the tensors of norms.
         let older: Vec<String> = weights.names().map(str::to_owned).collect();
         for name in older {
@@ -411,6 +429,27 @@ impl EncoderConfig {
             }
         }
         weights.split_stacked(stacked)
+    }
+
+    /// Finds out by the tensors whether JinaBERT has norms of queries and keys, and gives a matrix of
+    /// inner features the name that it has beside a combined matrix in newer files.
+    fn prepare_jina(&mut self, weights: &mut Weights) {
+        let code = EncoderFamily::JinaCode.names(self.names);
+        let [norm, _] = code.query_key_norms;
+        if weights.contains(&format!("{}{norm}.weight", self.layer_prefix(0))) {
+            self.family = EncoderFamily::JinaCode;
+            self.query_key_norms = QueryKeyNorms::Rows;
+            self.order = NormOrder::AfterTwice;
+        }
+        if self.names == TensorNames::HuggingFace {
+            return;
+        }
+        for index in 0..self.layers.len() {
+            let at = self.layer_prefix(index);
+            if weights.contains(&format!("{at}ffn_gate.weight")) {
+                weights.rename(&format!("{at}ffn_up.weight"), &format!("{at}{SPLIT_UP}.weight"));
+            }
+        }
     }
 }
 

@@ -128,7 +128,7 @@ pub(crate) fn load(
 }
 
 /// Refuses tensors of layers and norms that the configuration does not use, because they would
-/// change the result: further norms of jina-embeddings-v2-base-code, for example.
+/// change the result.
 fn refuse_unused(config: &EncoderConfig, weights: &Weights) -> Result<(), ModelError> {
     let used: HashSet<String> = config.tensors().into_iter().map(|spec| spec.name).collect();
     let is_unused = |name: &&str| config.is_of_layers(name) && !used.contains(*name);

@@ -2,29 +2,32 @@
 
 use stolon_checkpoint::encoder::{
     EncoderActivation, EncoderConfig, EncoderLayerWeights, EncoderMlpWeights, EncoderNormWeights,
-    NormOrder,
+    NormOrder, QueryKeyNorms,
 };
 use stolon_checkpoint::error::ModelError;
-use stolon_kernels::{self as kernels, HeadNorm, Matrix, Operands, Path, Product, RowSums, Sink};
+use stolon_kernels::{
+    self as kernels, HeadNorm, LayerNorm, Matrix, Operands, Path, Product, RowSums, Sink,
+};
 
 use super::tasks::{LayerTasks, Updates};
 use super::{Activations, Norm};
 use crate::decoder::experts::Experts;
 use crate::decoder::linear::{Linear, Loader, multiply};
 use crate::decoder::rope::{RopeTable, Rotation};
-use crate::full_kv::{FullKv, FullMask};
+use crate::full_kv::{FullKv, FullMask, ProjectionNorms};
 use crate::workers::Workers;
 
 /// A layer with packed weights.
 #[derive(Debug)]
 pub(super) struct Layer {
     qkv: [Linear; 3],
-    /// The weights of the norms of each head's queries and keys.
-    head_norms: Option<[Vec<f32>; 2]>,
+    /// The norms of queries and keys.
+    query_key_norms: Option<[Norm; 2]>,
     output: Linear,
     /// `None` if the input of attention is not normalized.
     attention_norm: Option<Norm>,
-    /// `None` if attention's output is added as it is.
+    /// `None` if attention's output is added as it is. It is applied to the output alone, or, with
+    /// [`NormOrder::AfterTwice`], to its sum with the residual stream.
     attention_output_norm: Option<Norm>,
     mlp: Mlp,
     mlp_norm: Norm,
@@ -63,7 +66,7 @@ impl Layer {
     ) -> Result<Self, ModelError> {
         let EncoderLayerWeights {
             qkv: [q, k, v],
-            head_norms,
+            query_key_norms,
             output,
             attention_norm,
             attention_output_norm,
@@ -80,8 +83,10 @@ impl Layer {
         let mlp_output_norm = optional(mlp_output_norm)?;
         Ok(Self {
             qkv: [loader.linear(q)?, loader.linear(k)?, loader.linear(v)?],
-            head_norms: match head_norms {
-                Some([q, k]) => Some([loader.vector(q)?, loader.vector(k)?]),
+            query_key_norms: match query_key_norms {
+                Some([q, k]) => {
+                    Some([Norm::load(q, config, loader)?, Norm::load(k, config, loader)?])
+                }
                 None => None,
             },
             output: loader.linear(output)?,
@@ -119,15 +124,32 @@ impl Layer {
         let (positions, row_tasks) = (&activations.positions, &mut activations.tasks);
         let tasks = row_tasks.used(self.tasks.as_ref());
         let (rows, width) = (positions.len(), config.hidden_size);
-        let is_before = config.order != NormOrder::After;
+        let is_before = !config.order.is_after();
         let readers = self.qkv.iter().map(|linear| &linear.matrix);
         let readers: Vec<_> = readers.chain(tasks.map(|own| &own.qkv.first)).collect();
         let norm = self.attention_norm.as_ref().filter(|_| is_before);
         pack(x, norm, normed, &readers, (path, workers));
         let rotation = |row: usize| Some(rotations?.at(Rotation::Position(positions[row])));
-        let head_norm =
-            |weight| HeadNorm { weight, eps: config.norm_eps, offset: config.norm.offset() };
-        let norms = self.head_norms.as_ref().map(|[q, k]| [head_norm(q), head_norm(k)]);
+        let norms = match (&self.query_key_norms, config.query_key_norms) {
+            (None, _) | (_, QueryKeyNorms::None) => ProjectionNorms::None,
+            (Some(norms), QueryKeyNorms::Heads) => {
+                let offset = config.norm.offset();
+                let [q, k] = norms.each_ref();
+                ProjectionNorms::Heads([q, k].map(|Norm { weight, eps, .. }| HeadNorm {
+                    weight,
+                    eps: *eps,
+                    offset,
+                }))
+            }
+            (Some(norms), QueryKeyNorms::Rows) => {
+                let [q, k] = norms.each_ref();
+                ProjectionNorms::Rows([q, k].map(|Norm { weight, bias, eps, .. }| LayerNorm {
+                    weight,
+                    bias,
+                    eps: *eps,
+                }))
+            }
+        };
         let updates = row_tasks.lower(tasks.map(|own| &own.qkv), normed, (path, workers));
         let update = |part, sums: &mut RowSums<'_>| updates.add(part, sums);
         kv.project((&self.qkv, norms), normed, q, update, rotation, workers);
@@ -136,7 +158,9 @@ impl Layer {
         mixed.reset(rows, &readers.chain(tasks.map(|own| &own.output.first)).collect::<Vec<_>>());
         mixed.pack(workers.for_pass(rows, width), attended);
         let updates = row_tasks.lower(tasks.map(|own| &own.output), mixed, (path, workers));
-        let norm = self.attention_output_norm.as_ref();
+        let norm = self.attention_output_norm.as_ref().map(|norm| {
+            (norm, if config.order == NormOrder::AfterTwice { Of::Sum } else { Of::Output })
+        });
         add(&self.output, (mixed, updates), norm, (x, spare), (path, workers));
         if let Some(norm) = self.attention_norm.as_ref().filter(|_| !is_before) {
             norm.replace(x, spare, path, workers);
@@ -166,7 +190,7 @@ impl Layer {
                 let threads = workers.for_products(&inputs, rows);
                 kernels::multiply(path, threads, normed, &mut [product]);
                 let updates = row_tasks.lower(tasks.map(|own| &own.down), inner, (path, workers));
-                let norm = self.mlp_output_norm.as_ref();
+                let norm = self.mlp_output_norm.as_ref().map(|norm| (norm, Of::Output));
                 add(&mlp.down, (inner, updates), norm, (x, spare), (path, workers));
             }
             Mlp::Experts(experts, bias) => {
@@ -210,12 +234,21 @@ impl Dense {
     }
 }
 
+/// What is normalized before it is added to the residual stream.
+#[derive(Clone, Copy)]
+enum Of {
+    /// The output of attention or the MLP.
+    Output,
+    /// Its sum with the residual stream.
+    Sum,
+}
+
 /// Adds the product of `rows` with a projection, and its updates, to the residual stream `x`, after a
 /// norm if there is one. `spare` has the size of `x`.
 fn add(
     linear: &Linear,
     (rows, updates): (&Operands, Updates<'_>),
-    norm: Option<&Norm>,
+    norm: Option<(&Norm, Of)>,
     (x, spare): (&mut [f32], &mut [f32]),
     (path, workers): (Path, &Workers),
 ) {
@@ -225,8 +258,15 @@ fn add(
     };
     match norm {
         None => multiply(linear, rows, &finish, Sink::Add(x), (path, workers)),
-        Some(norm) => {
-            multiply(linear, rows, &finish, Sink::Rows(spare), (path, workers));
+        Some((norm, of)) => {
+            let sink = match of {
+                Of::Output => Sink::Rows(spare),
+                Of::Sum => {
+                    spare.copy_from_slice(x);
+                    Sink::Add(spare)
+                }
+            };
+            multiply(linear, rows, &finish, sink, (path, workers));
             norm.add(x, spare, path, workers);
         }
     }

@@ -7,7 +7,7 @@ use stolon_kernels::{self as kernels, LayerNorm, Matrix, Operands, Path, RowSums
 use super::patches::Patches;
 use super::positions::{Positions, Rotations};
 use crate::decoder::linear::{Linear, Loader, multiply, project};
-use crate::full_kv::{FullKv, FullMask};
+use crate::full_kv::{FullKv, FullMask, ProjectionNorms};
 use crate::workers::Workers;
 
 /// A tower with packed weights.
@@ -134,7 +134,7 @@ impl Tower {
         let rows = x.len() / self.config.hidden_size;
         attention_norm.pack(x, normed, &[0, 1, 2].map(|part| &qkv[part].matrix), path, workers);
         let rotation = |row| Some(rotations.at(row));
-        kv.project((qkv, None), normed, q, |_, _| {}, rotation, workers);
+        kv.project((qkv, ProjectionNorms::None), normed, q, |_, _| {}, rotation, workers);
         kv.attend(q, attended, &FullMask::default(), path, workers);
         mixed.reset(rows, &[&output.matrix]);
         mixed.pack(workers.for_pass(rows, self.config.hidden_size), attended);
