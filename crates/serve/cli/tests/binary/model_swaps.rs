@@ -9,9 +9,6 @@ use tempfile::TempDir;
 
 use crate::support::{Server, TINY};
 
-/// The memory that each model counts for, in bytes.
-const MODEL_BYTES: u64 = 20 << 20;
-
 /// The settings and the disk of a server of the models `a` and `b`, one of which fits into the
 /// memory at a time.
 struct Machine {
@@ -69,13 +66,6 @@ async fn ask(server: &Server, model: &str, number: u32) -> (Value, u64) {
     (reply["choices"][0].clone(), cached.expect("a count"))
 }
 
-/// The memory that all models count for, in bytes.
-async fn counted_bytes(server: &Server) -> u64 {
-    let (_, models) = server.get("/v1/models").await;
-    let models = models["data"].as_array().expect("a list").iter();
-    models.filter_map(|model| model["status"]["memory_bytes"].as_u64()).sum()
-}
-
 /// Swaps the two models this many times. Each answer has the bits of the first one, and one model
 /// counts at a time. Returns the resident memory in bytes after every tenth of the swaps.
 #[cfg(target_os = "linux")]
@@ -87,7 +77,11 @@ async fn swap(count: usize) -> Vec<u64> {
     for turn in 0..count {
         let model = ["a", "b"][turn % 2];
         let (answer, cached) = ask(&server, model, 1).await;
-        assert_eq!(counted_bytes(&server).await, MODEL_BYTES, "one model is loaded");
+        let (_, models) = server.get("/v1/models").await;
+        let models = models["data"].as_array().expect("a list").iter();
+        let counted: u64 =
+            models.filter_map(|model| model["status"]["memory_bytes"].as_u64()).sum();
+        assert_eq!(counted, 20 << 20, "one model is loaded");
         match first.get(turn % 2) {
             None => first.push(answer),
             Some(expected) => assert!(answer == *expected && cached >= 256, "{turn}: {cached}"),
