@@ -110,7 +110,7 @@ mod wire;
 
 /// The HTTP API of an engine: `/v1/completions`, `/v1/chat/completions`, `/v1/responses`,
 /// `/v1/embeddings` and `/v1/models` as in OpenAI's API, `/v1/messages` as in Anthropic's, `/api`
-/// as in Ollama's, `/infill` as in llama.cpp, `/tokenize`, `/detokenize` and
+/// as in Ollama's, `/completion` and `/infill` as in llama.cpp, `/tokenize`, `/detokenize` and
 /// `/v1/load_lora_adapter` as in vLLM, `/v1/sessions`, and `/health`, `/ready`, `/version`,
 /// `/metrics`, `/v1/cache` and `/admin` for operators. The API is described at `/openapi.json`, and
 /// for people at `/docs`.

@@ -1,15 +1,36 @@
-//! `POST /infill`, `POST /apply-template` and `GET /props`, as in llama.cpp's server. Editors use
-//! them: llama.vim, llama.vscode and others.
+//! `POST /completion`, `POST /infill`, `POST /apply-template` and `GET /props`, as in llama.cpp's
+//! server. Editors use them: llama.vim, llama.vscode, Continue and others.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
+use super::completions::PromptInput;
 use super::error::ErrorReply;
 use super::fields::{self, UnknownFields};
 use super::options::GenerationOptions;
 
 /// Maximum number of entries of `input_extra` and of `response_fields`.
 pub const MAX_EXTRA: usize = 1024;
+
+/// The body of `POST /completion`: a text to continue.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(expecting = "an object")]
+pub struct LlamaCompletionRequest {
+    /// One prompt, as text or as token ids.
+    pub prompt: PromptInput,
+    /// llama.cpp's name of `guided_json`: a JSON schema that the text has to match.
+    pub json_schema: Option<Value>,
+    /// Parameters of llama.cpp's own.
+    #[serde(flatten)]
+    pub own: LlamaOptions,
+    /// Parameters of all APIs for generation.
+    #[serde(flatten)]
+    pub options: GenerationOptions,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
 
 /// The body of `POST /infill`: a gap in a text.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -26,6 +47,21 @@ pub struct InfillRequest {
     pub input_extra: Option<Vec<InfillExtra>>,
     /// What follows `input_prefix` directly: the beginning of the line with the cursor.
     pub prompt: Option<String>,
+    /// Parameters of llama.cpp's own.
+    #[serde(flatten)]
+    pub own: LlamaOptions,
+    /// Parameters of all APIs for generation.
+    #[serde(flatten)]
+    pub options: GenerationOptions,
+    /// Every other member; must be empty.
+    #[serde(flatten)]
+    pub unknown: UnknownFields,
+}
+
+/// Parameters for generation that only llama.cpp has, or that have another name there.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(expecting = "an object")]
+pub struct LlamaOptions {
     /// Maximum number of tokens to generate. 0 only computes the prompt, so that later requests
     /// find it in the cache. Default, and -1: as many as the context allows.
     #[serde(default, deserialize_with = "fields::count_or_unlimited")]
@@ -39,12 +75,6 @@ pub struct InfillRequest {
     #[serde(default, deserialize_with = "fields::optional_list::<_, _, MAX_EXTRA>")]
     #[schemars(length(max = MAX_EXTRA))]
     pub response_fields: Option<Vec<String>>,
-    /// Parameters of all APIs for generation.
-    #[serde(flatten)]
-    pub options: GenerationOptions,
-    /// Every other member; must be empty.
-    #[serde(flatten)]
-    pub unknown: UnknownFields,
 }
 
 /// A text next to the one with the gap.
@@ -57,23 +87,23 @@ pub struct InfillExtra {
     pub text: String,
 }
 
-/// The reply to `POST /infill`, whole or one piece of a streamed one.
+/// The reply to `POST /completion` and `POST /infill`, whole or one piece of a streamed one.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
-pub struct InfillReply {
+pub struct LlamaReply {
     /// Always 0.
     pub index: usize,
-    /// The text of the gap, or the piece of it.
+    /// The text, or the piece of it.
     pub content: String,
     /// Whether this is the whole reply, or the last piece.
     pub stop: bool,
     /// The members of a whole reply and of the last piece.
     #[serde(flatten)]
-    pub end: Option<InfillEnd>,
+    pub end: Option<LlamaReplyEnd>,
 }
 
-/// How the text of a gap ended, and what it took.
+/// How a text ended, and what it took.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
-pub struct InfillEnd {
+pub struct LlamaReplyEnd {
     /// The model's name as the request gave it, or its id.
     pub model: String,
     /// Number of generated tokens.
@@ -82,17 +112,17 @@ pub struct InfillEnd {
     pub tokens_evaluated: usize,
     /// Number of tokens of prompt and answer together, as llama.cpp counts.
     pub tokens_cached: usize,
-    /// Always false: neither prefix nor suffix is cut.
+    /// Always false: no prompt is cut.
     pub truncated: bool,
     /// Why the text ended.
     pub stop_type: StopType,
     /// The stop string that ended it; empty if none did.
     pub stopping_word: String,
     /// The times of its phases.
-    pub timings: InfillTimings,
+    pub timings: LlamaTimings,
 }
 
-/// Why the text of a gap ended.
+/// Why a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StopType {
@@ -106,7 +136,7 @@ pub enum StopType {
 
 /// Numbers of tokens and times of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
-pub struct InfillTimings {
+pub struct LlamaTimings {
     /// Prompt tokens that were read from the prefix cache; 0 if the server hides it.
     pub cache_n: usize,
     /// Prompt tokens that were computed.
@@ -130,9 +160,9 @@ pub struct InfillTimings {
 /// The data of an event of a streamed reply.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
-pub enum InfillEvent {
+pub enum LlamaEvent {
     /// A piece.
-    Piece(InfillReply),
+    Piece(LlamaReply),
     /// The error that ends the reply early.
     Failed(ErrorReply),
 }

@@ -17,8 +17,8 @@ pub(crate) enum Scope {
     Responses,
     /// The body of a request to `/v1/messages`.
     Messages,
-    /// The body of a request to `/infill`.
-    Infill,
+    /// The body of a request to `/completion` or `/infill`.
+    LlamaCpp,
     /// The body of a request of Ollama's API.
     Ollama,
     /// The `options` of a request of Ollama's API.
@@ -79,7 +79,7 @@ fn is_advice(scope: Scope, name: &str) -> bool {
         }
         Scope::Messages => matches!(name, "context_management" | "mcp_servers" | "speed"),
         // The order of samplers, and times after which an answer may be cut at the end of a line.
-        Scope::Infill => matches!(
+        Scope::LlamaCpp => matches!(
             name,
             "samplers" | "n_indent" | "t_max_prompt_ms" | "t_max_predict_ms" | "n_keep"
         ),
@@ -123,12 +123,19 @@ fn requests_nothing(scope: Scope, name: &str, value: &Value) -> Option<bool> {
             "top_logprobs" => Some(value == 0),
             _ => None,
         },
-        Scope::Infill => match name {
+        Scope::LlamaCpp => match name {
             // Every prompt is cached, and a request has no place of its own.
             "id_slot" | "cache_prompt" => Some(true),
             "n_probs" => Some(value == 0),
             "return_tokens" | "return_progress" | "timings_per_token" => Some(value == false),
             "lora" => Some(is_empty(value)),
+            // Samplers with the values that switch them off.
+            "typical_p" | "tfs_z" => Some(value.as_f64() == Some(1.0)),
+            "mirostat" | "dynatemp_range" | "xtc_probability" | "dry_multiplier" | "min_keep" => {
+                Some(value.as_f64() == Some(0.0))
+            }
+            // Penalties are for all tokens.
+            "repeat_last_n" => Some(value == -1),
             _ => None,
         },
         Scope::Messages => match name {

@@ -1,5 +1,5 @@
-//! The handlers of `POST /infill`, `POST /apply-template` and `GET /props`, as in llama.cpp's
-//! server.
+//! The handlers of `POST /completion`, `POST /infill`, `POST /apply-template` and `GET /props`, as in
+//! llama.cpp's server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +11,14 @@ use serde_json::{Map, Value, json};
 use stolon::{AnswerPart, FinishReason, Infill, InfillFile, Request, Timings};
 
 use crate::api::llama_cpp::{
-    AppliedTemplate, DefaultSettings, InfillEnd, InfillEvent, InfillReply, InfillRequest,
-    InfillTimings, Modalities, Props, StopType,
+    AppliedTemplate, DefaultSettings, InfillRequest, LlamaCompletionRequest, LlamaEvent,
+    LlamaOptions, LlamaReply, LlamaReplyEnd, LlamaTimings, Modalities, Props, StopType,
 };
+use crate::api::options::GenerationOptions;
 use crate::api::reply::Usage;
 use crate::api::tokenize::TokenizeRequest;
 use crate::handlers::app::App;
+use crate::handlers::completions::engine_request;
 use crate::handlers::context::{Incoming, RequestContext};
 use crate::handlers::options::{ApiOptions, Call, is_chosen};
 use crate::handlers::tokenize::{self, chat_tokens};
@@ -26,13 +28,24 @@ use crate::wire::reply::{Dialect, Piece};
 /// llama.cpp's name of a text without one.
 const UNNAMED: &str = "tmp";
 
+/// `POST /completion`.
+pub(crate) async fn completion(
+    Incoming { body: request, context }: Incoming<LlamaCompletionRequest>,
+) -> Result<Response, ApiError> {
+    let mut options = request.options;
+    options.guided_json = options.guided_json.or(request.json_schema);
+    let mut prompts = request.prompt.into_prompts();
+    let (Some(prompt), true) = (prompts.pop(), prompts.is_empty()) else {
+        let message = "expected one prompt; `POST /v1/completions` takes several";
+        return Err(ApiError::invalid(Some("prompt"), message));
+    };
+    respond(context, request.own, options, engine_request(prompt)).await
+}
+
 /// `POST /infill`.
 pub(crate) async fn infill(
     Incoming { body: request, context }: Incoming<InfillRequest>,
 ) -> Result<Response, ApiError> {
-    let mut options = request.options;
-    options.repetition_penalty = options.repetition_penalty.or(request.repeat_penalty);
-    options.seed = options.seed.filter(is_chosen);
     let prefix = [request.input_prefix, request.prompt].into_iter().flatten().collect();
     let files = request.input_extra.unwrap_or_default().into_iter().map(|extra| InfillFile {
         name: extra.filename.unwrap_or_else(|| UNNAMED.to_owned()),
@@ -40,17 +53,31 @@ pub(crate) async fn infill(
     });
     let suffix = request.input_suffix.unwrap_or_default();
     let infill = Infill { prefix, suffix, files: files.collect() };
-    let max_tokens = request.n_predict.unwrap_or_else(|| context.app.default_max_tokens());
-    let own = ApiOptions { max_tokens: Some(max_tokens.max(1)), ..ApiOptions::default() };
-    let mut call = Call::new(context, options, own)?;
-    call.prompts = vec![Request::infill(infill)];
+    respond(context, request.own, request.options, Request::infill(infill)).await
+}
+
+/// Runs a prompt and replies in llama.cpp's form.
+async fn respond(
+    context: RequestContext,
+    own: LlamaOptions,
+    mut options: GenerationOptions,
+    prompt: Request,
+) -> Result<Response, ApiError> {
+    options.repetition_penalty = options.repetition_penalty.or(own.repeat_penalty);
+    options.seed = options.seed.filter(is_chosen);
+    // Clients send what they do not set.
+    options.guided_grammar = options.guided_grammar.filter(|grammar| !grammar.is_empty());
+    let max_tokens = own.n_predict.unwrap_or_else(|| context.app.default_max_tokens());
+    let api = ApiOptions { max_tokens: Some(max_tokens.max(1)), ..ApiOptions::default() };
+    let mut call = Call::new(context, options, api)?;
+    call.prompts = vec![prompt];
     call.join_session()?;
     call.describe();
     let reply = Reply {
         model: call.model.clone(),
         stream: call.stream,
         only_prompt: max_tokens == 0,
-        fields: request.response_fields,
+        fields: own.response_fields,
         content: String::new(),
         reason: FinishReason::Length,
         timings: Timings::default(),
@@ -71,29 +98,29 @@ struct Reply {
     content: String,
     reason: FinishReason,
     timings: Timings,
-    end: Option<InfillEnd>,
+    end: Option<LlamaReplyEnd>,
 }
 
 impl Dialect for Reply {
-    type Event = InfillEvent;
+    type Event = LlamaEvent;
     type Whole = Value;
 
-    fn name(_: &InfillEvent) -> Option<&'static str> {
+    fn name(_: &LlamaEvent) -> Option<&'static str> {
         None
     }
 
-    fn begin(&mut self, _choice: usize, _usage: Usage) -> Vec<InfillEvent> {
+    fn begin(&mut self, _choice: usize, _usage: Usage) -> Vec<LlamaEvent> {
         Vec::new()
     }
 
-    fn part(&mut self, _choice: usize, piece: Piece<'_>) -> Vec<InfillEvent> {
+    fn part(&mut self, _choice: usize, piece: Piece<'_>) -> Vec<LlamaEvent> {
         let content: String = piece.parts.into_iter().filter_map(AnswerPart::into_text).collect();
         if content.is_empty() || self.only_prompt {
             return Vec::new();
         }
         if self.stream {
-            let piece = InfillReply { index: 0, content, stop: false, end: None };
-            return vec![InfillEvent::Piece(piece)];
+            let piece = LlamaReply { index: 0, content, stop: false, end: None };
+            return vec![LlamaEvent::Piece(piece)];
         }
         self.content.push_str(&content);
         Vec::new()
@@ -103,12 +130,12 @@ impl Dialect for Reply {
         self.timings = *timings;
     }
 
-    fn end(&mut self, _choice: usize, reason: &FinishReason) -> Vec<InfillEvent> {
+    fn end(&mut self, _choice: usize, reason: &FinishReason) -> Vec<LlamaEvent> {
         self.reason = reason.clone();
         Vec::new()
     }
 
-    fn finish(&mut self, usage: Usage) -> Vec<InfillEvent> {
+    fn finish(&mut self, usage: Usage) -> Vec<LlamaEvent> {
         let (stop_type, stopping_word) = match &self.reason {
             FinishReason::Length => (StopType::Limit, String::new()),
             FinishReason::StopString(stop) => (StopType::Word, stop.clone()),
@@ -116,7 +143,7 @@ impl Dialect for Reply {
             _ => (StopType::Eos, String::new()),
         };
         let predicted = if self.only_prompt { 0 } else { usage.completion_tokens };
-        self.end = Some(InfillEnd {
+        self.end = Some(LlamaReplyEnd {
             model: std::mem::take(&mut self.model),
             tokens_predicted: predicted,
             tokens_evaluated: usage.prompt_tokens,
@@ -126,11 +153,11 @@ impl Dialect for Reply {
             stopping_word,
             timings: timings(&self.timings, usage, predicted),
         });
-        if self.stream { vec![InfillEvent::Piece(self.last())] } else { Vec::new() }
+        if self.stream { vec![LlamaEvent::Piece(self.last())] } else { Vec::new() }
     }
 
-    fn fail(&mut self, error: &ApiError) -> InfillEvent {
-        InfillEvent::Failed(error.reply())
+    fn fail(&mut self, error: &ApiError) -> LlamaEvent {
+        LlamaEvent::Failed(error.reply())
     }
 
     fn whole(mut self) -> Value {
@@ -144,9 +171,9 @@ impl Dialect for Reply {
 
 impl Reply {
     /// The whole reply, or the last piece.
-    fn last(&mut self) -> InfillReply {
+    fn last(&mut self) -> LlamaReply {
         let content = std::mem::take(&mut self.content);
-        InfillReply { index: 0, content, stop: true, end: self.end.take() }
+        LlamaReply { index: 0, content, stop: true, end: self.end.take() }
     }
 }
 
@@ -161,7 +188,7 @@ fn selected(reply: &Value, paths: Vec<String>) -> Map<String, Value> {
 }
 
 /// Times in llama.cpp's form.
-fn timings(timings: &Timings, usage: Usage, predicted: usize) -> InfillTimings {
+fn timings(timings: &Timings, usage: Usage, predicted: usize) -> LlamaTimings {
     let cached = usage.cached_tokens();
     let computed = usage.prompt_tokens.saturating_sub(cached);
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
@@ -169,7 +196,7 @@ fn timings(timings: &Timings, usage: Usage, predicted: usize) -> InfillTimings {
     let rate = |count: usize, time: f64| if time > 0.0 { count as f64 / time * 1e3 } else { 0.0 };
     let prompt_ms = ms(timings.ttft.saturating_sub(timings.queue));
     let predicted_ms = ms(timings.total.saturating_sub(timings.ttft));
-    InfillTimings {
+    LlamaTimings {
         cache_n: cached,
         prompt_n: computed,
         prompt_ms,

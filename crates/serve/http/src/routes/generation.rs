@@ -5,7 +5,7 @@ use super::{ErrorForm, Group, Route, delete, get, post};
 use crate::api::chat::{ChatCompletion, ChatCompletionChunk, ChatRequest};
 use crate::api::completions::{Completion, CompletionRequest};
 use crate::api::embeddings::{Embeddings, EmbeddingsRequest, PooledVector};
-use crate::api::llama_cpp::{InfillEvent, InfillReply, InfillRequest};
+use crate::api::llama_cpp::{InfillRequest, LlamaCompletionRequest, LlamaEvent, LlamaReply};
 use crate::api::messages::{MessageEvent, MessageReply, MessagesRequest, TokenCount};
 use crate::api::responses::{Response, ResponseDeleted, ResponseEvent, ResponsesRequest};
 use crate::api::scores::{
@@ -38,11 +38,19 @@ pub(super) fn group() -> Group {
             .generates()
             .traced_as("text_completion")
             .fails(&[404, 409]),
+        post("/completion", Client, llama_cpp::completion)
+            .described("completeText", "Continue a prompt, as llama.cpp's server does")
+            .takes::<LlamaCompletionRequest>()
+            .replies::<LlamaReply>()
+            .streams::<LlamaEvent>()
+            .generates()
+            .traced_as("text_completion")
+            .fails(&[404, 409]),
         post("/infill", Client, llama_cpp::infill)
             .described("infill", "Fill a gap in a text, as llama.cpp's server does")
             .takes::<InfillRequest>()
-            .replies::<InfillReply>()
-            .streams::<InfillEvent>()
+            .replies::<LlamaReply>()
+            .streams::<LlamaEvent>()
             .generates()
             .traced_as("text_completion")
             .fails(&[404, 409]),

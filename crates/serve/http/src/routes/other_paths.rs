@@ -23,7 +23,6 @@ const PREFIXES: [&str; 2] = ["/api", "/openai"];
 
 /// Paths of other servers, and the routes to use instead.
 const HINTS: &[(&str, &str)] = &[
-    ("/completion", "of llama.cpp: use POST /v1/completions"),
     ("/embedding", "of llama.cpp: use POST /v1/embeddings"),
     ("/slots", "of llama.cpp: use GET /metrics"),
     ("/generate", "of SGLang and TGI: use POST /v1/completions"),

@@ -22,12 +22,13 @@ use crate::wire::error::cut;
 const MAX_BYTES: usize = 200;
 
 /// The first parts of the paths of the server's own routes.
-pub(crate) const OWN_PARTS: [&str; 25] = [
+pub(crate) const OWN_PARTS: [&str; 26] = [
     "admin",
     "api",
     "apply-template",
     "classify",
     "close_session",
+    "completion",
     "detokenize",
     "docs",
     "generative_scoring",

@@ -70,6 +70,69 @@ async fn gaps_are_filled() {
     }
 }
 
+/// Goal: `/completion` continues a prompt as `/v1/completions` does, in llama.cpp's form: text and
+/// token ids, whole and streamed, with a schema, stop strings and llama.cpp's names; its samplers
+/// pass with the values that switch them off, and several prompts are refused.
+#[tokio::test]
+async fn prompts_are_continued_in_the_form_of_llama_cpp() {
+    let server = Server::tiny();
+    let options = json!({"temperature": 0.7, "seed": 5, "top_k": 20});
+    let with = |more: Value| {
+        let mut body = options.as_object().expect("an object").clone();
+        body.extend(more.as_object().expect("an object").clone());
+        Value::Object(body)
+    };
+    let ids = tokens(&server, "the").await;
+    for (theirs, ours) in [
+        (
+            json!({"prompt": "the", "n_predict": 12, "repeat_penalty": 1.2}),
+            json!({"prompt": "the", "max_tokens": 12, "repetition_penalty": 1.2}),
+        ),
+        (json!({"prompt": ids, "n_predict": 8}), json!({"prompt": ids, "max_tokens": 8})),
+        (
+            json!({"prompt": "the", "n_predict": 30, "json_schema": {"type": "boolean"},
+                   "stop_token_ids": [10]}),
+            json!({"prompt": "the", "max_tokens": 30, "guided_json": {"type": "boolean"},
+                   "stop_token_ids": [10]}),
+        ),
+    ] {
+        let expected = server.complete(with(ours)).await;
+        let (text, usage) = (&expected["choices"][0]["text"], &expected["usage"]);
+        let neutral = json!({"cache_prompt": true, "typical_p": 1.0, "mirostat": 0, "grammar": "",
+                             "repeat_last_n": -1, "n_probs": 0});
+        let mut body = with(theirs);
+        body.as_object_mut().expect("one").extend(neutral.as_object().expect("one").clone());
+        let whole = server.ok("/completion", body.clone()).await;
+        assert_eq!((&whole["content"], &whole["stop"]), (text, &json!(true)));
+        assert_eq!(whole["tokens_predicted"], usage["completion_tokens"]);
+        assert_eq!(whole["tokens_evaluated"], usage["prompt_tokens"]);
+        let response =
+            server.send("/completion", json_with(&body, "stream", json!(true)).to_string());
+        let events = response.await.text().await.expect("a body");
+        let events = events.lines().filter_map(|line| line.strip_prefix("data: "));
+        let content: String = events
+            .filter_map(|data| {
+                serde_json::from_str::<Value>(data).expect("JSON")["content"]
+                    .as_str()
+                    .map(str::to_owned)
+            })
+            .collect();
+        assert_eq!(json!(content), *text);
+    }
+    for (member, value) in [
+        ("prompt", json!(["a", "b"])),
+        ("mirostat", json!(2)),
+        ("grammar", json!("root ::= \"a\"")),
+        ("repeat_last_n", json!(64)),
+        ("n_predict", json!(-2)),
+    ] {
+        let body = json_with(&json!({"prompt": "a", "n_predict": 1}), member, value);
+        let (status, reply) = server.post("/completion", body).await;
+        let message = reply["error"]["message"].as_str().expect("a message");
+        assert!(status == 400 && message.contains(member), "{member}: {reply}");
+    }
+}
+
 fn json_with(body: &Value, name: &str, value: Value) -> Value {
     let mut body = body.clone();
     body[name] = value;

@@ -37,6 +37,8 @@ async fn replies_are_as_described() {
         ("/v1/messages", json!({"messages": messages, "max_tokens": 3})),
         ("/v1/messages", json!({"messages": messages})),
         ("/v1/messages/count_tokens", json!({"messages": messages})),
+        ("/completion", json!({"prompt": text, "n_predict": 3})),
+        ("/completion", json!({"prompt": [text, text]})),
         ("/infill", json!({"input_prefix": text})),
         ("/infill", json!({"n_predict": -2})),
         ("/apply-template", json!({"messages": messages})),

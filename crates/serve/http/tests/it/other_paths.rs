@@ -37,8 +37,8 @@ async fn routes_are_found_by_other_paths() {
 #[tokio::test]
 async fn paths_of_other_servers_get_a_hint() {
     let server = Server::tiny();
-    let (status, reply) = server.post("/completion", json!({})).await;
+    let (status, reply) = server.post("/generate", json!({})).await;
     let message = reply["error"]["message"].as_str().expect("a message");
     assert_eq!(status, 404);
-    assert!(message.contains("llama.cpp") && message.contains("/v1/completions"), "{message}");
+    assert!(message.contains("SGLang") && message.contains("/v1/completions"), "{message}");
 }
