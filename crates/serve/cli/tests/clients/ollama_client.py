@@ -1,5 +1,6 @@
 """Ollama's Python client and llm-ollama, the plugin of the command `llm`."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -41,6 +42,34 @@ def check_chat(client, model):
     asked = [{"role": "user", "content": "script:json"}]
     formed = client.chat(model, messages=asked, format=schema, options=greedy)
     assert json.loads(formed.message.content) == {"answer": 42}, formed
+
+
+async def check_home_assistant(address, model):
+    """The loop of Home Assistant's integration: pieces of an asynchronous client, results without a name, a
+    `keep_alive` with a unit, and tools until no more are called."""
+    client = ollama.AsyncClient(host=address)
+    assert [entry.model for entry in (await client.list()).models] == [f"{model}:latest"]
+    tool = {"type": "function", "function": {
+        "name": "get_weather", "description": "The weather", "parameters": {
+            "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 0}},
+            "required": []}}}
+    history = [ollama.Message(role="system", content="You are a voice assistant for Home Assistant."),
+               ollama.Message(role="user", content="Is it warm outside? script:call")]
+    for _ in range(10):
+        said, calls = "", []
+        async for piece in await client.chat(model=model, messages=list(history), tools=[tool], stream=True,
+                                             keep_alive="-1s", options={"num_ctx": 8192}):
+            said += piece["message"].get("content") or ""
+            calls += piece["message"].get("tool_calls") or []
+        calls = [ollama.Message.ToolCall(function=ollama.Message.ToolCall.Function(
+            name=call["function"]["name"], arguments=call["function"]["arguments"])) for call in calls]
+        history.append(ollama.Message(role="assistant", content=said, tool_calls=calls))
+        if not calls:
+            break
+        result = json.dumps({"response_type": "action_done", "speech": "script:plain"})
+        history += [ollama.Message(role="tool", content=result) for _ in calls]
+    assert [message.role for message in history] == ["system", "user", "assistant", "tool", "assistant"], history
+    assert history[-1].content == "Hello, world.", history
 
 
 def check_generate(client, model):
@@ -94,6 +123,7 @@ def main():
     address = os.environ["STOLON_URL"].removesuffix("/v1")
     client = ollama.Client(host=address)
     check_chat(client, "scripted")
+    asyncio.run(check_home_assistant(address, "scripted"))
     check_generate(client, "scripted")
     check_models(client, "scripted")
     check_llm(address)
