@@ -66,7 +66,7 @@ async def check_home_assistant(address, model):
         history.append(ollama.Message(role="assistant", content=said, tool_calls=calls))
         if not calls:
             break
-        result = json.dumps({"response_type": "action_done", "speech": "script:plain"})
+        result = json.dumps({"response_type": "action_done"}) + " script:plain"
         history += [ollama.Message(role="tool", content=result) for _ in calls]
     assert [message.role for message in history] == ["system", "user", "assistant", "tool", "assistant"], history
     assert history[-1].content == "Hello, world.", history
