@@ -325,12 +325,11 @@ impl EngineBuilder {
                 prompts,
                 drafting,
                 pooled,
+                tasks,
             } = loaded.try_recv().map_err(missing)?;
-            let (is_encoder, head, scores, tasks) = match pooled {
-                Some(PooledParts { is_encoder, head, scores, tasks }) => {
-                    (is_encoder, Some(head), scores, tasks)
-                }
-                None => (false, None, None, Vec::new()),
+            let (is_encoder, head, scores) = match pooled {
+                Some(PooledParts { is_encoder, head, scores }) => (is_encoder, Some(head), scores),
+                None => (false, None, None),
             };
             let (score_pooling, scores) = scores.unzip();
             let spec = &handle.context().spec;
@@ -351,7 +350,8 @@ impl EngineBuilder {
                 embedding,
                 scores,
                 prompts,
-                tasks,
+                tasks: tasks.names,
+                task_required: tasks.required,
                 is_encoder,
                 generates,
                 takes_images: spec.image_width.is_some(),
@@ -377,7 +377,7 @@ impl EngineBuilder {
             let namespace_key = key.or_else(|| tiers.namespace_key());
             let (loader, runtime) = (handle.adapters().cloned(), handle.runtime().clone());
             let table = AdapterTable::new(loader, info.id.clone(), memory, runtime);
-            for (name, path) in adapters {
+            for (name, path) in tasks.adapters.into_iter().chain(adapters) {
                 table.load(&name, &path, false).await?;
             }
             let adapters = table;

@@ -37,9 +37,11 @@ pub struct ModelInfo {
     /// The texts that the model expects before others, by their names. They are not added unless a
     /// program does it.
     pub prompts: TextPrompts,
-    /// The tasks for which an embedding model has matrices of their own
+    /// The tasks for which an embedding model has matrices of their own, or adapters
     /// ([`Request::task`](crate::Request::task)). Empty for most models.
     pub tasks: Vec<String>,
+    /// Whether an embedding needs one of these tasks, as with jina-embeddings-v5.
+    pub task_required: bool,
     /// Whether the model is a text encoder, which computes embeddings or scores only.
     pub is_encoder: bool,
     /// Whether the model generates text. Models for embeddings do, unless they have no output

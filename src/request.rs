@@ -179,7 +179,8 @@ impl Request {
 
     /// Computes an embedding with the matrices that the model has for this task
     /// ([`ModelInfo::tasks`](crate::ModelInfo::tasks)): `retrieval.query`, for example. Default: with
-    /// those of no task. The text is used as it is: the prompt that the model has for the task
+    /// those of no task; a model that has none of these refuses the request
+    /// ([`ModelInfo::task_required`](crate::ModelInfo::task_required)). The text is used as it is: the prompt that the model has for the task
     /// ([`ModelInfo::prompts`](crate::ModelInfo::prompts)) is not added.
     ///
     /// A task that the model does not have is refused, and so is any task where nothing is embedded.

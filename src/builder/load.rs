@@ -1,5 +1,6 @@
 //! Makes the backend and the text layer of the configured model.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread;
@@ -89,6 +90,7 @@ pub(super) struct Loaded {
     pub(super) drafting: Drafting,
     /// What is computed from pooled hidden states; `None` if they are the result.
     pub(super) pooled: Option<PooledParts>,
+    pub(super) tasks: Tasks,
 }
 
 /// What is computed from the pooled hidden states of a text encoder or a classifier.
@@ -98,8 +100,16 @@ pub(super) struct PooledParts {
     pub(super) head: Head,
     /// The pooling and the labels of a model that computes scores.
     pub(super) scores: Option<(Pooling, ScoreConfig)>,
-    /// The tasks for which the model has matrices of their own.
-    pub(super) tasks: Vec<String>,
+}
+
+/// The tasks of an embedding model.
+#[derive(Debug, Default)]
+pub(super) struct Tasks {
+    pub(super) names: Vec<String>,
+    /// Whether a text must have one.
+    pub(super) required: bool,
+    /// The tasks that are adapters, and the directories of these.
+    pub(super) adapters: Vec<(String, PathBuf)>,
 }
 
 impl EngineBuilder {
@@ -137,6 +147,7 @@ impl EngineBuilder {
                     prompts: TextPrompts::default(),
                     drafting: Drafting::None,
                     pooled: None,
+                    tasks: Tasks::default(),
                 };
                 drop(loaded.send(rest));
                 Ok(Box::new(move || while_grammars_are_prepared(&text, make)))
@@ -247,6 +258,7 @@ fn load(
         generation,
         embedding,
         prompts,
+        tasks: adapters,
         scores,
         generates,
         images,
@@ -254,6 +266,11 @@ fn load(
         has_mtp,
         mtp,
     } = model;
+    let tasks = Tasks {
+        names: adapters.iter().map(|(name, _)| name.clone()).collect(),
+        required: !adapters.is_empty(),
+        adapters,
+    };
     let is_replaced = template.is_some();
     if let Some(template) = template {
         replace_templates(&mut text, template);
@@ -284,7 +301,7 @@ fn load(
             };
             let head = Head::load(&head, &mut weights)?;
             let scores = Some((Pooling::Last, labels));
-            Some(PooledParts { is_encoder: false, head, scores, tasks: Vec::new() })
+            Some(PooledParts { is_encoder: false, head, scores })
         }
         None => None,
     };
@@ -314,8 +331,18 @@ fn load(
         suppressed: Some(generation.suppressed).filter(|tokens| !tokens.is_empty()).map(Arc::new),
     };
     let images = Images::new(images.as_ref().filter(|_| backend.spec().image_width.is_some()));
-    let loaded =
-        Loaded { id, text, sampling, embedding, generates, images, prompts, drafting, pooled };
+    let loaded = Loaded {
+        id,
+        text,
+        sampling,
+        embedding,
+        generates,
+        images,
+        prompts,
+        drafting,
+        pooled,
+        tasks,
+    };
     Ok((loaded, backend))
 }
 
@@ -340,7 +367,11 @@ fn load_encoder(
     };
     let text = text.with_types(typed);
     let head = Head::load(&head, &mut weights)?;
-    let tasks = config.tasks.as_ref().map_or_else(Vec::new, |tasks| tasks.names.clone());
+    let tasks = config.tasks.as_ref().map_or_else(Tasks::default, |tasks| Tasks {
+        names: tasks.names.clone(),
+        required: tasks.required,
+        adapters: Vec::new(),
+    });
     let backend = EncoderBackend::new(config, weights, options)?;
     let (embedding, scores) = match task {
         EncoderTask::Embed(config) => (Some(config), None),
@@ -355,7 +386,8 @@ fn load_encoder(
         images: Images::default(),
         prompts,
         drafting: Drafting::None,
-        pooled: Some(PooledParts { is_encoder: true, head, scores, tasks }),
+        pooled: Some(PooledParts { is_encoder: true, head, scores }),
+        tasks,
     };
     Ok((loaded, Box::new(backend)))
 }

@@ -3,7 +3,9 @@
 use stolon_scheduler::{Event, RequestOptions, SequenceRequest, TokenSet};
 
 use super::Engine;
-use crate::{Embedding, EmbeddingInfo, EngineError, Error, Pooling, Request, SamplingParams};
+use crate::{
+    Embedding, EmbeddingInfo, EngineError, Error, ModelInfo, Pooling, Request, SamplingParams,
+};
 
 /// The result for one prompt.
 #[derive(Debug)]
@@ -65,10 +67,10 @@ impl Engine {
         if request.has_images() {
             return Err(Error::invalid("images", "none for an embedding", request.images.len()));
         }
-        let task = request.task.clone();
+        let (request, task) = self.with_task(request)?;
         let (request, namespace) = self.with_adapter(request).await?;
         let mut tokens = self.inner.prompts.tokens(&request).await?.tokens;
-        self.set_task(&mut tokens, task.as_deref())?;
+        self.set_task(&mut tokens, task)?;
         let prompt_tokens = tokens.len();
         let options = RequestOptions {
             max_tokens: None,
@@ -99,23 +101,42 @@ impl Engine {
         Err(EngineError::Stopped.into())
     }
 
-    /// Gives the tokens of a prompt the numbers that they have in the model's task.
-    fn set_task(&self, tokens: &mut [u32], task: Option<&str>) -> Result<(), Error> {
-        let tasks = &self.inner.info.tasks;
-        let set = match task {
-            None if tasks.is_empty() => return Ok(()),
-            None => 0,
-            Some(task) => match tasks.iter().position(|known| known == task) {
-                Some(index) => index + 1,
-                None => {
-                    let expected = match &tasks[..] {
-                        [] => "none, because the model has no matrices for tasks".to_owned(),
-                        tasks => format!("one of the model's tasks: {}", tasks.join(", ")),
-                    };
-                    return Err(Error::invalid("task", expected, task));
-                }
-            },
+    /// Checks the task of a request, and returns its index among the model's tasks. In models other
+    /// than encoders, a task is an adapter.
+    fn with_task(&self, mut request: Request) -> Result<(Request, Option<usize>), Error> {
+        let ModelInfo { tasks, task_required, is_encoder, .. } = &self.inner.info;
+        let refused = |got: &str| {
+            let expected = match &tasks[..] {
+                [] => "none, because the model has no matrices for tasks".to_owned(),
+                tasks => format!("one of the model's tasks: {}", tasks.join(", ")),
+            };
+            Error::invalid("task", expected, got)
         };
+        let Some(task) = request.task.take() else {
+            let is_missing = *task_required && request.adapter.is_none();
+            return if is_missing { Err(refused("none")) } else { Ok((request, None)) };
+        };
+        let index = tasks.iter().position(|known| **known == *task);
+        let index = index.ok_or_else(|| refused(&task))?;
+        if *is_encoder {
+            return Ok((request, Some(index)));
+        }
+        match request.adapter.replace(task.to_string()) {
+            Some(adapter) => {
+                let expected = "no task with an adapter, because the model's tasks are adapters";
+                Err(Error::invalid("task", expected, adapter))
+            }
+            None => Ok((request, None)),
+        }
+    }
+
+    /// Gives the tokens of a prompt the numbers that they have in the task with this index.
+    fn set_task(&self, tokens: &mut [u32], task: Option<usize>) -> Result<(), Error> {
+        let ModelInfo { tasks, is_encoder, .. } = &self.inner.info;
+        if !is_encoder || tasks.is_empty() {
+            return Ok(());
+        }
+        let set = task.map_or(0, |index| index + 1);
         let spec = &self.inner.handle.context().spec;
         let each = spec.token_types / (tasks.len() + 1) * spec.vocab_size;
         for (index, token) in tokens.iter_mut().enumerate() {

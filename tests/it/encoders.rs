@@ -1,7 +1,7 @@
 //! Text encoders through the whole path, from text to vectors and scores, compared with
 //! sentence-transformers.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use futures::future::join_all;
 use serde_json::Value;
@@ -172,6 +172,117 @@ async fn tasks_have_matrices_of_their_own() {
         assert!(error.contains(expected), "{expected}: {error}");
     }
     engine.audit().await.expect("a consistent accounting");
+}
+
+/// Goal: a model that needs a task, with adapters in the files of PEFT, computes what PEFT computes,
+/// as an encoder and as a decoder, and of all tasks at once; without a task it computes nothing.
+#[tokio::test]
+async fn tasks_are_adapters_in_the_files_of_peft() {
+    for name in ["jina_v5_nano", "jina_v5_small"] {
+        let (engine, expected) = (engine(name).await, expected(name));
+        let info = engine.model_info();
+        assert_eq!(info.tasks, ["retrieval", "text-matching", "clustering"], "{name}");
+        assert!(info.task_required && info.prompts.default.as_deref() == Some("document"));
+        let cases = list(&expected, "tasks");
+        assert_eq!(cases.len(), 36);
+        let request = |case| Request::text(text(case, "text")).task(text(case, "task"));
+        let all = join_all(cases.iter().map(|case| engine.embed(request(case), None))).await;
+        for (case, together) in cases.iter().zip(all) {
+            let tokens = engine.prompt_tokens(&request(case)).await.expect("tokens");
+            assert_eq!(serde_json::json!(tokens), case["tokens"], "{name}");
+            let alone = engine.embed(request(case), None).await.expect("an embedding").values;
+            assert_close(&alone, &case["embedding"], &format!("{name}: {case}"));
+            assert_eq!(bits(&together.expect("an embedding").values), bits(&alone), "{name}");
+        }
+        let short = engine.embed(request(&cases[0]), Some(20)).await.expect("an embedding").values;
+        let norm: f32 = short.iter().map(|value| value * value).sum();
+        assert!(short.len() == 20 && (norm - 1.0).abs() < 1e-5, "{name}: {norm}");
+        for request in [Request::text("x"), Request::text("x").task("separation")] {
+            let error = engine.embed(request, None).await.expect_err(name).to_string();
+            assert!(error.contains("retrieval, text-matching, clustering"), "{name}: {error}");
+        }
+        engine.audit().await.expect("a consistent accounting");
+    }
+    // The adapters of a decoder can be named as any others.
+    let (engine, expected) = (engine("jina_v5_small").await, expected("jina_v5_small"));
+    let case = &list(&expected, "tasks")[0];
+    let named = Request::text(text(case, "text")).adapter(text(case, "task"));
+    let values = engine.embed(named.clone(), None).await.expect("an embedding").values;
+    assert_close(&values, &case["embedding"], "the adapter of a task");
+    let both = engine.embed(named.task("clustering"), None).await;
+    let error = both.expect_err("two adapters").to_string();
+    assert!(error.contains("no task with an adapter"), "{error}");
+}
+
+/// Goal: an adapter of a task that is missing, or that would change what is not computed, is refused
+/// by the name of its file.
+#[tokio::test]
+async fn adapters_of_tasks_that_do_not_fit_are_refused() {
+    let original = directory("jina_v5_nano");
+    let tries = [
+        ("no file", "adapters/retrieval/adapter_model.safetensors"),
+        ("another rank", "adapters/clustering/adapter_config.json"),
+        ("DoRA", "use_dora"),
+        ("a tensor of another model", "embed_tokens"),
+        ("a name that is a path", "task_names"),
+    ];
+    for (what, named) in tries {
+        let copy = tempfile::tempdir().expect("a directory");
+        copy_all(&original, copy.path());
+        let adapter = copy.path().join("adapters/clustering");
+        let change = |file: &str, from: &str, to: &str| {
+            let path =
+                if file == "config.json" { copy.path().join(file) } else { adapter.join(file) };
+            let content = std::fs::read(&path).expect(what);
+            // Safetensors files are text only in their header, so lengths stay.
+            let content = String::from_utf8_lossy(&content).into_owned();
+            assert!(content.contains(from), "{what}");
+            std::fs::write(&path, content.replacen(from, to, 1)).expect(what);
+        };
+        match what {
+            "no file" => {
+                let path = copy.path().join("adapters/retrieval/adapter_model.safetensors");
+                std::fs::remove_file(path).expect(what);
+            }
+            "another rank" => change("adapter_config.json", "\"r\": 4", "\"r\": 5"),
+            "DoRA" => change("adapter_config.json", "\"use_dora\": false", "\"use_dora\": true"),
+            "a tensor of another model" => {
+                let path = adapter.join("adapter_model.safetensors");
+                let bytes = std::fs::read(&path).expect(what);
+                std::fs::write(&path, with_tensor(&bytes, "base_model.model.embed_tokens"))
+                    .expect(what);
+            }
+            _ => change("config.json", "\"clustering\"", "\"../../clustering\""),
+        }
+        let refused = Engine::builder().model(ModelSource::Directory(copy.path().into()));
+        let error = refused.threads(1).build().await.expect_err(what).to_string();
+        assert!(error.contains(named), "{what}: {error}");
+    }
+}
+
+fn copy_all(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("a directory");
+    for entry in std::fs::read_dir(from).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        let target = to.join(path.file_name().expect("a name"));
+        match path.is_dir() {
+            true => copy_all(&path, &target),
+            false => drop(std::fs::copy(&path, &target).expect("a file")),
+        }
+    }
+}
+
+/// A safetensors file with one more tensor, of a single value.
+fn with_tensor(bytes: &[u8], name: &str) -> Vec<u8> {
+    let (length, rest) = bytes.split_at(8);
+    let length = u64::from_le_bytes(length.try_into().expect("8 bytes")) as usize;
+    let (header, data) = rest.split_at(length);
+    let mut header: Value = serde_json::from_slice(header).expect("a header");
+    let end = data.len();
+    header[name] =
+        serde_json::json!({"dtype": "F32", "shape": [1], "data_offsets": [end, end + 4]});
+    let header = header.to_string();
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data, &[0; 4]].concat()
 }
 
 /// Goal: scores of pairs and labels of texts equal those of sentence-transformers and transformers,

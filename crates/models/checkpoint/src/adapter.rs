@@ -34,9 +34,11 @@ use stolon_kernels::{LowRank, Matrix, Path, TensorType, widen};
 use crate::config::DecoderConfig;
 use crate::error::ModelError;
 use files::AdapterFiles;
+pub(crate) use files::{CONFIG, PREFIX, WEIGHTS};
 use matrices::Reader;
 pub use matrices::{Budget, EmbeddingMatrices, PlainMatrix, PlainSecond, SiteMatrices};
 pub use packed::Packed;
+pub(crate) use peft::PeftSettings;
 use sites::Sites;
 
 /// Maximum rank of an adapter's matrices. Adapters have ranks up to 512.

@@ -91,6 +91,7 @@ fn load_files(id: &str, files: &Files) -> Result<LoadedModel, ModelError> {
         generation,
         embedding: None,
         prompts: TextPrompts::default(),
+        tasks: Vec::new(),
         scores: None,
         generates: true,
         images,

@@ -18,7 +18,7 @@ pub use families::{EncoderFamily, TensorNames};
 pub(crate) use gguf::{family as gguf_family, parse as parse_gguf, prefix as gguf_prefix};
 pub(crate) use head::is_classifier;
 pub use head::{HeadActivation, HeadConfig, HeadLayer, ScoreActivation, ScoreConfig};
-pub(crate) use hf::{family, parse};
+pub(crate) use hf::{family, has_task_adapters, parse};
 pub use weights::{
     EncoderLayerWeights, EncoderMlpWeights, EncoderNormWeights, EncoderWeights, LayerTaskWeights,
     TaskWeights,
@@ -33,7 +33,7 @@ use crate::error::ModelError;
 /// Maximum number of positions of a text. It bounds the table of biases by distance.
 const POSITIONS_MAX: usize = 1 << 17;
 /// Maximum number of tasks with matrices of their own.
-const TASKS_MAX: usize = 64;
+pub(crate) const TASKS_MAX: usize = 64;
 
 /// The description of the forward pass of an encoder, without the weights. All sizes are at least
 /// 1.
@@ -98,8 +98,7 @@ pub struct EncoderConfig {
 }
 
 /// Tasks for which a model has matrices of their own, which are LoRA adapters (Hu et al., 2021): for
-/// each task, `scale * B (A x)` is added to the embeddings of tokens and token types, and to the
-/// results of all projections. A text may have no task.
+/// each task, `scale * B (A x)` is added to the results of all projections.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TasksConfig {
     /// The name of each task.
@@ -108,6 +107,10 @@ pub struct TasksConfig {
     pub rank: usize,
     /// The factor of the updates.
     pub scale: f32,
+    /// Whether the same is added to the embeddings of tokens and token types.
+    pub tables: bool,
+    /// Whether a text must have a task.
+    pub required: bool,
 }
 
 /// Learned positions.
@@ -308,8 +311,8 @@ impl EncoderConfig {
             range("lora_adaptations", tasks.names.len(), TASKS_MAX)?;
             range("lora_rank", tasks.rank, RANK_MAX)?;
             let has_experts = self.layers.iter().any(|layer| layer.experts.is_some());
-            if self.activation.is_gated() || has_experts {
-                let expected = "no tasks with gates or experts in MLPs";
+            if has_experts {
+                let expected = "no tasks with experts";
                 let got = tasks.names.len();
                 return Err(ModelError::key(name, "lora_adaptations", expected, got));
             }

@@ -26,7 +26,7 @@ pub use progress::{DownloadProgress, ProgressCallback};
 use crate::error::{ModelError, quoted};
 use crate::files as read;
 use crate::gguf::split;
-use crate::load::directory as files;
+use crate::load::{directory as files, task_adapters};
 use crate::source::is_hub_id;
 use crate::weights::safetensors;
 
@@ -194,6 +194,9 @@ impl Snapshot<'_> {
         for name in small.chain(of_dense(files::CONFIG)) {
             self.get(name)?;
         }
+        let config = read::read_json(&self.path(files::CONFIG)?)?;
+        let [settings, matrices] = task_adapters::files(&config)?;
+        settings.iter().try_for_each(|name| self.get(name).map(drop))?;
         let path = self.directory.clone();
         let mut weights = match has(safetensors::SINGLE) {
             true => vec![safetensors::SINGLE.to_owned()],
@@ -203,7 +206,7 @@ impl Snapshot<'_> {
                 safetensors::shards(&file, &read::read_json(&index)?)?
             }
         };
-        weights.extend(of_dense(safetensors::SINGLE).map(str::to_owned));
+        weights.extend(of_dense(safetensors::SINGLE).map(str::to_owned).chain(matrices));
         Ok(ModelFiles { path, weights })
     }
 

@@ -23,7 +23,7 @@ use crate::hub::{self, Remote};
 use crate::kv::{KvType, WindowKv};
 use crate::load::{
     EmbeddingConfig, GenerationDefaults, LoadOptions, class, directory, embedding,
-    encoder as encoder_files, file_name, gguf, head, mtp, token_scores,
+    encoder as encoder_files, file_name, gguf, head, mtp, task_adapters, token_scores,
 };
 use crate::mmap::Bytes;
 use crate::source::ModelSource;
@@ -70,7 +70,7 @@ pub struct Inspection {
     pub embedding: Option<EmbeddingConfig>,
     /// The labels of a model that computes scores; `None` for other models.
     pub scores: Option<ScoreConfig>,
-    /// The tasks for which a text encoder has matrices of their own; mostly empty.
+    /// The tasks for which an embedding model has matrices of their own, or adapters; mostly empty.
     pub tasks: Vec<String>,
     /// The memory that the model's own head for multi-token prediction needs in addition, if it is
     /// used ([`LoadOptions::mtp`]); `None` if the model has none, or one that is not supported.
@@ -280,6 +280,12 @@ fn of_directory(
         inspection.notes.extend(config.notes.iter().cloned());
         match embedding::of_directory(directory, &json, config.decoder.hidden_size) {
             Ok(embedding) => inspection.embedding = embedding,
+            Err(error) => inspection.refuse(error),
+        }
+        match task_adapters::of_directory(directory, (&path.display().to_string(), &json)) {
+            Ok(tasks) => {
+                inspection.tasks = tasks.into_iter().map(|(name, _)| name).collect();
+            }
             Err(error) => inspection.refuse(error),
         }
     }

@@ -20,6 +20,7 @@ pub(crate) mod model;
 pub(crate) mod mtp;
 pub(crate) mod skills;
 pub(crate) mod suppressed;
+pub(crate) mod task_adapters;
 pub(crate) mod token_scores;
 
 pub use draft_head::{DraftHead, load_draft_head};

@@ -56,6 +56,7 @@ pub(crate) fn load(name: &str, seed: u64) -> Result<LoadedModel, ModelError> {
         generation: GenerationDefaults { do_sample: Some(false), ..GenerationDefaults::default() },
         embedding: None,
         prompts: TextPrompts::default(),
+        tasks: Vec::new(),
         scores: None,
         generates: true,
         images,

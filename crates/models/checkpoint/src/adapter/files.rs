@@ -19,13 +19,13 @@ use crate::mmap::Bytes;
 use crate::weights::{Weights, safetensors};
 
 /// The settings of an adapter in the format of PEFT.
-const CONFIG: &str = "adapter_config.json";
+pub(crate) const CONFIG: &str = "adapter_config.json";
 /// The matrices of an adapter in the format of PEFT.
-const WEIGHTS: &str = "adapter_model.safetensors";
+pub(crate) const WEIGHTS: &str = "adapter_model.safetensors";
 /// The suffix of the names of the model's own matrices in an adapter's file, which are not used.
 const BASE: &str = ".base_layer";
 /// Prefix of the names of tensors in the format of PEFT.
-const PREFIX: &str = "base_model.model.";
+pub(crate) const PREFIX: &str = "base_model.model.";
 
 /// The content of an adapter's files.
 #[derive(Debug)]

@@ -38,7 +38,7 @@ const CHANGE_THE_MODEL: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_g
 
 /// The settings that determine the scale of each module.
 #[derive(Debug)]
-pub(super) struct PeftSettings {
+pub(crate) struct PeftSettings {
     /// The file, used in errors.
     file: String,
     rank: usize,
@@ -55,7 +55,7 @@ pub(super) struct PeftSettings {
 
 impl PeftSettings {
     /// Reads the settings in `value`. `file` is used in errors.
-    pub(super) fn parse(file: &str, value: &Value) -> Result<Self, ModelError> {
+    pub(crate) fn parse(file: &str, value: &Value) -> Result<Self, ModelError> {
         let keys = Keys::root(file, value)?;
         if !keys.text("peft_type")?.is_some_and(|kind| kind.eq_ignore_ascii_case("LORA")) {
             return Err(keys.unsupported("peft_type", "`LORA`"));
@@ -94,6 +94,11 @@ impl PeftSettings {
         })
     }
 
+    /// The rank of all modules that have no rank of their own.
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
     /// Checks that the matrices for parameters `[experts, out, in]` are for `[out, in]`. Before
     /// PEFT 0.19 they are for the transposed matrices, and the shapes do not always show it.
     ///
@@ -115,7 +120,7 @@ impl PeftSettings {
     ///
     /// # Errors
     /// [`ModelError::InvalidKey`] if the settings have another rank.
-    pub(super) fn scale(&self, module: &str, rank: usize) -> Result<f32, ModelError> {
+    pub(crate) fn scale(&self, module: &str, rank: usize) -> Result<f32, ModelError> {
         let expected = self.rank_pattern.of(module).unwrap_or(self.rank as f64);
         if expected != rank as f64 {
             let tensors = format!("{rank}, the rank of the matrices of `{module}`");

@@ -16,6 +16,9 @@ const MPNET_DISTANCE: usize = 128;
 /// The family of the model with this `config.json`; `None` if it is not an encoder. The models of
 /// Jina AI have the `model_type` of BERT or XLM-RoBERTa, and classes of their own.
 pub(crate) fn family(config: &Value) -> Option<EncoderFamily> {
+    if has_task_adapters(config) {
+        return (config["is_decoder"] == false).then_some(EncoderFamily::EuroBert);
+    }
     let family = EncoderFamily::of_model_type(config.get("model_type")?.as_str()?)?;
     let class = config["architectures"][0].as_str().unwrap_or_default();
     let code = config["auto_map"]["AutoConfig"].as_str().unwrap_or_default();
@@ -33,6 +36,11 @@ pub(crate) fn family(config: &Value) -> Option<EncoderFamily> {
         }
         other => Some(other),
     }
+}
+
+/// Whether the model with this `config.json` has an adapter for each task in its directory.
+pub(crate) fn has_task_adapters(config: &Value) -> bool {
+    config["model_type"] == "jina_embeddings_v5"
 }
 
 /// Reads the configuration of an encoder. `file` is the name of the file in errors.
@@ -243,7 +251,8 @@ fn tasks(keys: &Keys<'_>) -> Result<Option<TasksConfig>, ModelError> {
     let rank = keys.size("lora_rank")?.unwrap_or(4);
     let alpha = keys.positive("lora_alpha")?.unwrap_or(1.0);
     let names = names.into_iter().map(str::to_owned).collect();
-    Ok(Some(TasksConfig { names, rank, scale: (alpha / rank as f64) as f32 }))
+    let scale = (alpha / rank as f64) as f32;
+    Ok(Some(TasksConfig { names, rank, scale, tables: true, required: false }))
 }
 
 /// GTE: BERT with a rotary embedding instead of learned positions, and gated MLPs.

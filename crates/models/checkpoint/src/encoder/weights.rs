@@ -46,13 +46,14 @@ pub enum EncoderMlpWeights {
     },
 }
 
-/// The matrices `A` and `B` of all tasks for a projection or a table.
+/// The matrices `A` and `B` of all tasks for projections with the same input, or for a table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TaskWeights {
-    /// The matrices `A`, `[tasks, rank, in]`; those of a table are transposed, `[tasks, rows, rank]`.
+    /// The matrices `A`, `[tasks, rank, in]`, or `[tasks, projections * rank, in]` if each projection
+    /// has its own; those of a table are transposed, `[tasks, rows, rank]`.
     pub first: TensorSpec,
-    /// The matrices `B`, `[tasks, out, rank]`; those of a table are transposed, `[tasks, rank,
-    /// hidden_size]`.
+    /// The matrices `B` of all projections, `[tasks, out, rank]`; those of a table are transposed,
+    /// `[tasks, rank, hidden_size]`.
     pub second: TensorSpec,
     /// The factor of the updates.
     pub scale: f32,
@@ -61,11 +62,11 @@ pub struct TaskWeights {
 /// The matrices of all tasks for the projections of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerTaskWeights {
-    /// Those of the combined projection to queries, keys and values.
+    /// Those of the projections to queries, keys and values.
     pub qkv: TaskWeights,
     /// Those of the output projection of attention.
     pub output: TaskWeights,
-    /// Those of the projection to the inner features.
+    /// Those of the projections to the gates, if there are some, and to the inner features.
     pub up: TaskWeights,
     /// Those of the projection of the inner features.
     pub down: TaskWeights,
@@ -137,7 +138,8 @@ impl EncoderConfig {
             token_types: (self.token_types > 0).then(|| table(names.token_types, self.token_types)),
             table_tasks: [(names.tokens, self.vocab_size), (names.token_types, self.token_types)]
                 .map(|(name, rows)| {
-                    let TasksConfig { names, rank, scale } = self.tasks.as_ref()?;
+                    let tasks = self.tasks.as_ref().filter(|tasks| tasks.tables)?;
+                    let TasksConfig { names, rank, scale, .. } = tasks;
                     let name = format!("{}{name}", self.prefix);
                     let shape = |a, b| vec![names.len(), a, b];
                     let shapes = [shape(rows, *rank), shape(*rank, hidden)];
@@ -200,17 +202,23 @@ impl EncoderConfig {
             },
             mlp_norm: self.norm(&at(names.mlp_norm)),
             mlp_output_norm: is_around.then(|| self.norm(&at(names.mlp_output_norm))),
-            tasks: self.tasks.as_ref().map(|TasksConfig { names: tasks, rank, scale }| {
-                let task = |name: &str, [rows, columns]: [usize; 2]| {
-                    let [first, second] = [[*rank, columns], [rows, *rank]];
+            tasks: self.tasks.as_ref().map(|TasksConfig { names: tasks, rank, scale, .. }| {
+                // `first` is the number of matrices `A` of a task.
+                let task = |name: &str, first: usize, [rows, columns]: [usize; 2]| {
+                    let [first, second] = [[first * rank, columns], [rows, *rank]];
                     let shapes = [first, second].map(|[a, b]| vec![tasks.len(), a, b]);
                     task(&at(name), shapes, *scale)
                 };
+                let (qkv, parts) = match names.fused_qkv {
+                    "" => (q, 3),
+                    fused => (fused, 1),
+                };
+                let inputs = if self.activation.is_gated() { 2 } else { 1 };
                 LayerTaskWeights {
-                    qkv: task(names.fused_qkv, [queries + 2 * keys, hidden]),
-                    output: task(names.output, [hidden, queries]),
-                    up: task(names.up, [inner, hidden]),
-                    down: task(names.down, [hidden, inner]),
+                    qkv: task(qkv, parts, [queries + 2 * keys, hidden]),
+                    output: task(names.output, 1, [hidden, queries]),
+                    up: task(names.up, inputs, [inputs * inner, hidden]),
+                    down: task(names.down, 1, [hidden, inner]),
                 }
             }),
         }

@@ -8,7 +8,7 @@ use stolon_text::{TextSource, TokenizerSource};
 use super::embedding;
 use super::encoder::{self, TextPrompts};
 use super::model::{GenerationDefaults, LoadedModel, LoadedScores};
-use super::{class, generation, head, images, mtp, skills, token_scores};
+use super::{class, generation, head, images, mtp, skills, task_adapters, token_scores};
 use crate::config::gguf::EncoderKind;
 use crate::config::{self, Architecture, Keys, ParsedConfig};
 use crate::error::ModelError;
@@ -95,6 +95,7 @@ pub(super) fn load(
         Some(_) => encoder::prompts(directory)?,
         None => TextPrompts::default(),
     };
+    let tasks = task_adapters::of_directory(directory, (&file, &value))?;
     let config = config.decoder;
     Ok(LoadedModel {
         id,
@@ -104,6 +105,7 @@ pub(super) fn load(
         generation,
         embedding,
         prompts,
+        tasks,
         scores,
         generates,
         images,

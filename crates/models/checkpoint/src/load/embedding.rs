@@ -8,7 +8,9 @@ use serde::Serialize;
 use serde_json::Value;
 use stolon_backend::Pooling;
 
+use super::task_adapters;
 use crate::config::Keys;
+use crate::encoder::has_task_adapters;
 use crate::error::ModelError;
 use crate::files::{optional, read_json};
 
@@ -68,6 +70,9 @@ pub(crate) fn of_directory(
     config: &Value,
     hidden_size: usize,
 ) -> Result<Option<EmbeddingConfig>, ModelError> {
+    if has_task_adapters(config) {
+        return Ok(Some(task_adapters::EMBEDDING));
+    }
     let Some(Modules { dense, normalize }) = modules_of(directory)? else { return Ok(None) };
     if let Some(path) = dense.first() {
         let expected = "no dense layers after a language model";

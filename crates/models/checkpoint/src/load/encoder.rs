@@ -9,8 +9,8 @@ use serde_json::Value;
 use stolon_backend::Pooling;
 use stolon_text::TextSource;
 
-use super::directory;
 use super::embedding::{self, EmbeddingConfig, EmbeddingSizes, Modules};
+use super::{directory, task_adapters};
 use crate::config::gguf::Metadata;
 use crate::config::{Keys, LinearWeights, TensorRole, TensorSpec};
 use crate::encoder::{
@@ -106,7 +106,14 @@ pub(crate) fn load(
     let mut weights = Weights::open_named(directory, str::to_owned)?;
     config.prepare(&mut weights)?;
     refuse_unused(&config, &weights)?;
-    let (task, head) = if encoder::is_classifier(value) {
+    let has_adapters = encoder::has_task_adapters(value);
+    if has_adapters {
+        let tasks = task_adapters::of_directory(directory, (&file, value))?;
+        task_adapters::add(&mut config, &mut weights, tasks)?;
+    }
+    let (task, head) = if has_adapters {
+        (EncoderTask::Embed(task_adapters::EMBEDDING), HeadConfig::default())
+    } else if encoder::is_classifier(value) {
         score(&keys, &config)?
     } else {
         embed(directory, &keys, &config, &mut weights)?

@@ -1,5 +1,7 @@
 //! [`LoadedModel`] is a model after loading.
 
+use std::path::PathBuf;
+
 use stolon_backend::SamplingParams;
 use stolon_text::TextSource;
 
@@ -31,6 +33,9 @@ pub struct LoadedModel {
     pub embedding: Option<EmbeddingConfig>,
     /// The texts that an embedding model expects before others; empty for other models.
     pub prompts: TextPrompts,
+    /// The tasks for which an embedding model has adapters in its files, and the directories of the
+    /// adapters. It computes nothing without a task. Empty for other models.
+    pub tasks: Vec<(String, PathBuf)>,
     /// How scores of texts are computed; `None` for a model that is not a classifier.
     pub scores: Option<LoadedScores>,
     /// Whether the model generates text. An embedding model may have no output matrix; its logits

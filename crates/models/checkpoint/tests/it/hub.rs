@@ -9,8 +9,9 @@ use model_dir::{assert_same, config_json, model, safetensors_of};
 use serde_json::json;
 use stolon_backend::Pooling;
 use stolon_checkpoint::{
-    EmbeddingConfig, EmbeddingSizes, HubOptions, InspectOptions, LoadOptions, LoadedModel,
-    ModelError, ModelSource, ProgressCallback, TensorType, inspect, load, load_draft_head,
+    AnyModel, EmbeddingConfig, EmbeddingSizes, HubOptions, InspectOptions, LoadOptions,
+    LoadedModel, ModelError, ModelSource, ProgressCallback, TensorType, inspect, load, load_any,
+    load_draft_head,
 };
 
 use crate::support::{gguf_model, hub_server, model_dir};
@@ -138,6 +139,35 @@ fn a_model_for_embeddings_is_downloaded_with_its_pooling() {
     let expected = EmbeddingConfig { pooling: Pooling::Last, normalize, sizes };
     assert_eq!((loaded.embedding, loaded.generates), (Some(expected), true));
     assert_eq!(fetched(&hub).iter().filter(|name| *name == "config.json").count(), 2);
+}
+
+/// Goal: the adapters of the tasks that `config.json` names are downloaded with the model, and no
+/// others.
+#[test]
+fn a_model_with_adapters_for_tasks_is_downloaded_with_them() {
+    let hub = Hub::start();
+    let directory = stolon_fixtures::path("encoders/jina_v5_nano");
+    let mut repository = Repository { commit: COMMIT.into(), ..Repository::default() };
+    let adapters =
+        ["retrieval", "text-matching", "clustering"].map(|task| format!("adapters/{task}/"));
+    let files = ["adapter_config.json", "adapter_model.safetensors"];
+    let of_adapters: Vec<String> =
+        adapters.iter().flat_map(|task| files.map(|file| format!("{task}{file}"))).collect();
+    let others = ["config.json", "model.safetensors", "modules.json", "tokenizer.json"];
+    for name in of_adapters.iter().map(String::as_str).chain(others) {
+        repository.files.insert(name.into(), std::fs::read(directory.join(name)).unwrap());
+    }
+    repository.files.insert("adapters/other/adapter_model.safetensors".into(), vec![0; 10]);
+    hub.put(ID, "main", &repository);
+    let home = tempfile::tempdir().unwrap();
+    let options = LoadOptions { hub: options(&hub, home.path()), ..LoadOptions::default() };
+    let AnyModel::Encoder(encoder) = load_any(&ID.parse().unwrap(), &options).unwrap() else {
+        panic!("expected an encoder");
+    };
+    assert_eq!(encoder.config.tasks.unwrap().names.len(), 3);
+    let names = fetched(&hub);
+    let count = |file: &str| names.iter().filter(|name| *name == file).count();
+    assert_eq!(files.map(count), [3, 3], "{names:?}");
 }
 
 /// The names and sizes of the files that are not complete.

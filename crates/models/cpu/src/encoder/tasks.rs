@@ -1,5 +1,5 @@
-//! The matrices of single tasks (jina-embeddings-v3): `scale * B (A x)` is added to the embeddings
-//! of tokens and to the results of projections, by the task of each row.
+//! The matrices of single tasks (jina-embeddings-v3 and -v5): `scale * B (A x)` is added to the
+//! results of projections, and to the embeddings of tokens, by the task of each row.
 //!
 //! `A x` is computed for all tasks in one product, because the matrices are small. `B` is applied to
 //! the results of the row's own task in the epilogue of the projection.
@@ -29,8 +29,10 @@ pub(super) struct LayerTasks {
 /// The matrices for projections with the same input.
 #[derive(Debug)]
 pub(super) struct TaskMatrices {
-    /// The matrices `A` of all tasks, `[tasks * rank, in]`.
+    /// The matrices `A` of all tasks, `[tasks * parts * rank, in]`.
     pub(super) first: Matrix,
+    /// Number of matrices `A` of a task: one for all projections, or one for each.
+    parts: usize,
     /// For each projection, the matrix `B` of each task.
     second: Vec<Vec<LowRank>>,
     scale: f32,
@@ -52,7 +54,8 @@ pub(super) struct TableTasks {
 pub(super) struct RowTasks {
     /// The index of each row's task; empty if no row has one.
     rows: Vec<Option<usize>>,
-    /// `scale * A x` of each row for the projection that was computed last, `[rows, tasks * rank]`.
+    /// `scale * A x` of each row for the projections that were computed last, `[rows, tasks * parts *
+    /// rank]`.
     lowered: Vec<f32>,
 }
 
@@ -85,11 +88,12 @@ impl LayerTasks {
     ) -> Result<Self, ModelError> {
         let LayerTaskWeights { qkv, output, up, down } = weights;
         let (queries, keys) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+        let inner = [config.inner_size; 2];
         let mut load = |weights, parts: &[usize]| TaskMatrices::load(weights, parts, loader);
         Ok(Self {
             qkv: load(qkv, &[queries, keys, keys])?,
             output: load(output, &[config.hidden_size])?,
-            up: load(up, &[config.inner_size])?,
+            up: load(up, &inner[..if config.activation.is_gated() { 2 } else { 1 }])?,
             down: load(down, &[config.hidden_size])?,
         })
     }
@@ -113,6 +117,7 @@ impl TaskMatrices {
         );
         let values = loader.vector(second)?;
         let (outputs, rank) = (second.shape[1], second.shape[2]);
+        let first_parts = first.shape[1] / rank;
         let mut start = 0;
         let mut pack = |part: &usize| {
             let own = start * rank..(start + part) * rank;
@@ -124,7 +129,7 @@ impl TaskMatrices {
         let second = parts.iter().map(&mut pack).collect::<Result<Vec<_>, _>>();
         let unpackable = |error| ModelError::Unpackable { tensor: first.name.clone(), error };
         let (first, second) = (packed.map_err(unpackable)?, second.map_err(unpackable)?);
-        Ok(Self { first, second, scale: *scale })
+        Ok(Self { first, parts: first_parts, second, scale: *scale })
     }
 }
 
@@ -199,13 +204,19 @@ impl RowTasks {
 }
 
 impl Updates<'_> {
-    /// Adds the update of a row to results of the projection `part`.
+    /// Adds the updates of a row to results of the projection `part`, and to those of the next one if
+    /// both are computed together.
     pub(super) fn add(&self, part: usize, sums: &mut RowSums<'_>) {
         let Some((matrices, tasks)) = self.0 else { return };
         let Some(task) = tasks.rows[sums.row] else { return };
-        let second = &matrices.second[part][task];
         let row = &tasks.lowered[sums.row * matrices.first.out_features()..];
-        second.add(sums.feature, &row[task * second.rank()..][..second.rank()], sums.first);
+        for (part, sums_of) in [(part, &mut *sums.first), (part + 1, &mut *sums.second)] {
+            if !sums_of.is_empty() {
+                let second = &matrices.second[part][task];
+                let first = task * matrices.parts + part % matrices.parts;
+                second.add(sums.feature, &row[first * second.rank()..][..second.rank()], sums_of);
+            }
+        }
     }
 }
 

@@ -138,7 +138,13 @@ fn inspect_shows_how_embeddings_are_made() {
         serde_json::from_str(&succeed(&["model", "inspect", EMBEDDING, "--json"])).expect("JSON");
     assert_eq!(json["embedding"]["pooling"], "last");
     assert_eq!(json["refusals"], json!([]));
-    let encoder = stolon_fixtures::path("encoders/jina_v3");
-    let text = succeed(&["model", "inspect", encoder.to_str().expect("UTF-8")]);
-    assert!(text.contains("retrieval.query, retrieval.passage, text-matching"), "{text}");
+    for (name, tasks) in [
+        ("jina_v3", "retrieval.query, retrieval.passage, text-matching"),
+        ("jina_v5_nano", "retrieval, text-matching, clustering"),
+        ("jina_v5_small", "retrieval, text-matching, clustering"),
+    ] {
+        let model = stolon_fixtures::path("encoders").join(name);
+        let text = succeed(&["model", "inspect", model.to_str().expect("UTF-8")]);
+        assert!(text.contains(tasks), "{name}: {text}");
+    }
 }

@@ -34,8 +34,8 @@ pub struct EmbeddingsRequest {
     /// The kind of the texts: `query` or `document` (`passage`), which selects the model's prompt for
     /// it, or the name of a prompt. Default: as for `prompt_name`.
     pub input_type: Option<String>,
-    /// The task whose matrices compute the vectors of a model that has some, with its prompt unless
-    /// `prompt_name` is given. Default: that of `input_type`, or none.
+    /// The task whose matrices or adapter compute the vectors of a model that has some, with its prompt
+    /// unless `prompt_name` is given. Default: that of `input_type`, or none; some models need one.
     pub task: Option<String>,
     /// Number of tokens to keep of a longer input, from its beginning, or -1 for as many as the model
     /// reads. Default: an input that is too long is refused.

@@ -30,6 +30,8 @@ const MAX_VALUES: usize = 1 << 23;
 
 /// Names of a model's prompt for queries. Each is a kind of input in some API, too.
 const QUERY: [&str; 4] = ["query", "search_query", "s2p_query", "retrieval.query"];
+/// The task of queries and documents, in models that have one for both.
+const RETRIEVAL: &str = "retrieval";
 /// Names of a model's prompt for documents.
 const DOCUMENT: [&str; 5] =
     ["document", "passage", "search_document", "corpus", "retrieval.passage"];
@@ -157,28 +159,33 @@ fn before(app: &App, request: &EmbeddingsRequest) -> Result<Before, ApiError> {
         let expected = listed(names.collect(), "none, because the model has no matrices for tasks");
         return Err(ApiError::expected("task", &expected, &json!(task)));
     }
-    let mut task = request.task.as_deref();
+    let mut task = request.task.as_ref();
+    let default = || {
+        let default = prompts.default.as_ref().and_then(|name| prompts.named.get(name));
+        default.cloned().unwrap_or_default()
+    };
     let text = if let Some(name) = &request.prompt_name {
         let prompt = prompts.named.get(name);
         prompt.ok_or_else(|| ApiError::expected("prompt_name", &names(), &json!(name)))?.clone()
-    } else if let Some(task) = task {
-        prompts.named.get(task).cloned().unwrap_or_default()
+    } else if let Some(prompt) = task.and_then(|task| prompts.named.get(task)) {
+        prompt.clone()
     } else if let Some(kind) = request.input_type.as_deref() {
         let first =
             |names: &[&str]| names.iter().find_map(|name| prompts.named.get_key_value(*name));
         let of_kind = [&QUERY[..], &DOCUMENT].into_iter().find(|names| names.contains(&kind));
         let found = first(&[kind]).or_else(|| first(of_kind?));
-        task = found.and_then(|(name, _)| task_of(name)).map(String::as_str);
+        let own = found.and_then(|(name, _)| task_of(name)).or_else(|| task_of(kind));
+        task = task.or(own).or_else(|| of_kind.and_then(|_| task_of(RETRIEVAL)));
         // Documents of some models have no prompt, as those of snowflake-arctic-embed.
         let is_plain = DOCUMENT.contains(&kind) && first(&QUERY).is_some();
         let prompt = found.map(|(_, prompt)| prompt.clone());
-        let prompt = prompt.or_else(|| is_plain.then(String::new));
+        let prompt =
+            prompt.or_else(|| is_plain.then(String::new)).or_else(|| own.map(|_| default()));
         prompt.ok_or_else(|| ApiError::expected("input_type", &names(), &json!(kind)))?
     } else {
-        let default = prompts.default.as_ref().and_then(|name| prompts.named.get(name));
-        default.cloned().unwrap_or_default()
+        default()
     };
-    Ok(Before { text, task: task.map(Arc::from) })
+    Ok(Before { text, task: task.map(|task| task.as_str().into()) })
 }
 
 /// The maximum number of tokens that are used of an input; `None` if a longer one is refused.

@@ -118,6 +118,44 @@ async fn tasks_choose_matrices_and_prompts() {
     assert_eq!((status, &reply["error"]["param"]), (400, &json!("task")), "{reply}");
 }
 
+/// Goal: with a model that needs a task, `task` chooses it, with the model's default prompt or that of
+/// `input_type`, which alone chooses the task, too; without either, the error lists the tasks.
+#[tokio::test]
+async fn a_model_that_needs_a_task_says_so() {
+    for name in ["jina_v5_nano", "jina_v5_small"] {
+        let (server, expected) = (start(name), expected(name));
+        let found = |task: &str, text: &str| {
+            let cases = expected["tasks"].as_array().expect("a list").iter();
+            let found = cases.clone().find(|case| case["task"] == task && case["text"] == text);
+            found.expect("a case")["embedding"].clone()
+        };
+        let query = found("retrieval", "Query: What is a stolon?");
+        let document = found("retrieval", "Document: What is a stolon?");
+        let cluster = found("clustering", "Document: What is a stolon?");
+        for (settings, vector) in [
+            (json!({"task": "retrieval"}), &document),
+            (json!({"task": "retrieval", "prompt_name": "query"}), &query),
+            (json!({"task": "retrieval", "input_type": "query"}), &query),
+            (json!({"input_type": "query"}), &query),
+            (json!({"input_type": "search_document"}), &document),
+            (json!({"input_type": "clustering"}), &cluster),
+            (json!({"task": "clustering", "input_type": "document"}), &cluster),
+        ] {
+            let mut body = json!({"input": "What is a stolon?"});
+            body.as_object_mut()
+                .expect("an object")
+                .extend(settings.as_object().expect("settings").clone());
+            let reply = server.ok("/v1/embeddings", body).await;
+            assert_close(&reply["data"][0]["embedding"], vector);
+        }
+        let (status, reply) = server.post("/v1/embeddings", json!({"input": "x"})).await;
+        assert_eq!((status, &reply["error"]["param"]), (400, &json!("task")), "{reply}");
+        let message = reply["error"]["message"].as_str().expect("a message");
+        assert!(message.contains("retrieval, text-matching, clustering"), "{message}");
+        server.settled_audit().await;
+    }
+}
+
 /// Goal: vectors in vLLM's form are those of `/v1/embeddings`, in both formats.
 #[tokio::test]
 async fn vectors_in_the_form_of_vllm_are_the_same() {

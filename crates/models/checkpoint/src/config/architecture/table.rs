@@ -188,7 +188,8 @@ const QWEN2: Description = Description {
 
 const QWEN3: Description = Description {
     architecture: Qwen3,
-    model_types: &["qwen3"],
+    // The second is jina-embeddings-v5-text-small; without a decoder, it is EuroBERT.
+    model_types: &["qwen3", "jina_embeddings_v5"],
     classes: &["Qwen3ForCausalLM"],
     defaults: Defaults { head_dim: Some(128), ..QWEN2.defaults },
     qkv_bias: Bias::Key("attention_bias", false),
