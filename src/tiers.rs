@@ -54,9 +54,10 @@ impl EngineTiers {
         text: Text,
         handle: &EngineHandle,
     ) -> Result<Text, Error> {
-        let (Some(opened), Some(format)) = (&self.0, handle.kv_format()) else { return Ok(text) };
+        let Some(opened) = &self.0 else { return Ok(text) };
         let directory = Arc::clone(&opened.directory);
-        let (fingerprint, vocab_size) = (format.fingerprint, handle.context().spec.vocab_size);
+        let fingerprint = record_shape(handle).await?.fingerprint;
+        let vocab_size = handle.context().spec.vocab_size;
         let stored = move || text.with_stored_history(&directory, &fingerprint, vocab_size);
         blocking(handle, stored).await
     }
@@ -235,12 +236,14 @@ async fn store_pool(tiers: &Arc<stolon_tiers::Tiers>, handle: EngineHandle) {
     }
 }
 
-/// The format of an engine's KV.
-fn record_shape(handle: &EngineHandle) -> Result<RecordShape, TierError> {
-    let format = handle.kv_format().ok_or(TierError::NoKvCopies)?;
+/// The format of an engine's KV. The first call reads all weights.
+async fn record_shape(handle: &EngineHandle) -> Result<RecordShape, Error> {
+    let format = handle.kv_format().ok_or(TierError::NoKvCopies)?.clone();
+    let fingerprint = blocking(handle, move || format.fingerprint()).await?;
+    let fingerprint = fingerprint.map_err(|reason| TierError::KvFormat(reason.into()))?;
     let spec = &handle.context().spec;
     let (block_size, block_bytes) = (spec.block_size, spec.block_bytes);
-    Ok(RecordShape { fingerprint: format.fingerprint, block_size, block_bytes })
+    Ok(RecordShape { fingerprint, block_size, block_bytes })
 }
 
 /// Runs work that may block, on a blocking thread of the engine's runtime.

@@ -22,13 +22,14 @@ impl Cache<'_> {
     /// the same model and settings, which then answers as if it had computed them itself, bit for
     /// bit. Images are exported as their KV and a hash of their content, and only as a whole.
     ///
-    /// The copy takes as much memory as the prompt's KV does.
+    /// The copy takes as much memory as the prompt's KV does. The first export or import of an engine
+    /// without a disk tier reads all weights, for the hash of the model that the export has.
     ///
     /// # Errors
     /// The errors of [`Cache::warm`]; `InvalidParameter` for a request with a cache salt, for which
     /// other processes may have another key; [`TierError::NoKvCopies`], [`TierError::NotCached`].
     pub async fn export(self, request: &Request) -> Result<ExportedPrefix, Error> {
-        let shape = record_shape(&self.0.inner.handle)?;
+        let shape = record_shape(&self.0.inner.handle).await?;
         if self.0.namespace(request)? != Namespace::default() {
             let expected = "a prompt without a cache salt or tenant, because other processes may \
                             have another key for salts";
@@ -97,8 +98,8 @@ impl Cache<'_> {
     ///
     /// # Errors
     /// [`TierError::NoKvCopies`].
-    pub fn import(self) -> Result<PrefixImport, Error> {
-        let shape = record_shape(&self.0.inner.handle)?;
+    pub async fn import(self) -> Result<PrefixImport, Error> {
+        let shape = record_shape(&self.0.inner.handle).await?;
         let context = self.0.inner.handle.context();
         let checkpoint = context.spec.checkpoint_blocks() * shape.block_size;
         let positions_max = context.prompt_limit().tokens + checkpoint;
@@ -111,7 +112,7 @@ impl Cache<'_> {
     /// # Errors
     /// The errors of [`PrefixImport`], [`TierError::NoKvCopies`], and [`TierError::File`].
     pub async fn import_from(self, path: impl Into<PathBuf>) -> Result<usize, Error> {
-        let (path, mut import) = (path.into(), self.import()?);
+        let (path, mut import) = (path.into(), self.import().await?);
         let read = move || import.reader.read(&path).map(|()| import);
         blocking(&self.0.inner.handle, read).await??.finish().await
     }

@@ -128,7 +128,7 @@ impl PreparedTiers {
         }
         let pool_bytes = (spec.block_count as u64).saturating_mul(spec.block_bytes as u64);
         let budget_bytes = size.bytes(pool_bytes);
-        let shape = record_shape(handle)?;
+        let shape = record_shape(handle).await?;
         let read_memory = read_memory
             .unwrap_or_else(|| pool_bytes.clamp(*READ_MEMORY.start(), *READ_MEMORY.end()));
         let read_memory = usize::try_from(read_memory).unwrap_or(usize::MAX);

@@ -155,7 +155,7 @@ async fn exported_images_are_imported_without_their_pixels() -> Result<(), Error
         let image = picture(64, 64, 1);
         let document = question(&[&image], "What is this?");
         let bytes: Vec<u8> = from.cache().export(&document).await?.flatten().collect();
-        let mut import = to.cache().import()?;
+        let mut import = to.cache().import().await?;
         bytes.chunks(10_000).try_for_each(|piece| import.push(piece))?;
         let imported = import.finish().await?;
         let prompt = from.prompt_tokens(&document).await?.len();

@@ -33,7 +33,7 @@ async fn export(engine: &Engine, tokens: &[u32]) -> Vec<u8> {
 }
 
 async fn import(engine: &Engine, bytes: &[u8]) -> Result<usize, Error> {
-    let mut import = engine.cache().import()?;
+    let mut import = engine.cache().import().await?;
     for piece in bytes.chunks(10_000) {
         import.push(piece)?;
     }
@@ -149,4 +149,34 @@ async fn a_prefix_is_exported_with_its_recurrent_state() {
     assert_eq!(to.stats().loaded_tokens, 128);
     let short = from.cache().export(&Request::tokens(prompt(16, 3))).await.map(|_| ());
     assert!(matches!(short, Err(Error::Tier(TierError::NotCached { .. }))), "{short:?}");
+}
+
+/// Goal: the weights are not read once more until KV leaves the pool for the first time. A file that
+/// was changed meanwhile is then refused by name, and the engine keeps answering.
+#[tokio::test]
+async fn a_model_that_was_changed_after_it_was_loaded_exports_nothing() {
+    let original = stolon_fixtures::path("qwen3");
+    let copy = tempfile::tempdir().expect("a directory");
+    for entry in std::fs::read_dir(&original).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        std::fs::copy(&path, copy.path().join(path.file_name().expect("a name"))).expect("a file");
+    }
+    let builder = || Engine::builder().model(copy.path()).num_blocks(64);
+    let document: Vec<u32> = (0..40).map(|n| n * 7 % 50).collect();
+    let [unchanged, changed] = [start(builder()).await, start(builder()).await];
+    let bytes = export(&unchanged, &document).await;
+    let weights = copy.path().join("model.safetensors");
+    let file = std::fs::File::options().write(true).open(&weights).expect("a file");
+    file.set_modified(std::time::SystemTime::UNIX_EPOCH).expect("a time");
+    // What was computed before stays.
+    assert!(export(&unchanged, &document).await == bytes);
+    let refused = changed.cache().export(&Request::tokens(&document[..])).await.map(|_| ());
+    let error = refused.expect_err("a changed file");
+    assert!(matches!(error, Error::Tier(TierError::KvFormat(_))), "{error}");
+    assert!(error.to_string().contains("model.safetensors"), "{error}");
+    assert!(import(&changed, &bytes).await.is_err());
+    assert_eq!(answer(&changed, &document).await.0, answer(&unchanged, &document).await.0);
+    // Loaded again, it is the same model.
+    let again = start(builder()).await;
+    assert_eq!(import(&again, &bytes).await.expect("the same weights"), 32);
 }

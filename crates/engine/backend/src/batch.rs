@@ -9,6 +9,7 @@ use stolon_kvcache::BlockId;
 use crate::adapter::{Adapter, AdapterLoader};
 use crate::draft::{DraftOutput, DraftTask};
 use crate::image::{ImageEmbeddings, ImageInput, SliceImage};
+use crate::kv_format::KvFormat;
 use crate::regions::RegionBins;
 use crate::sampling::{Draw, SamplingError};
 
@@ -275,18 +276,6 @@ pub enum BackendError {
     /// The backend does not implement this optional operation.
     #[error("this backend does not support {0}")]
     Unsupported(&'static str),
-}
-
-/// What the bytes of a KV block mean. See [`Backend::kv_format`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KvFormat {
-    /// A hash of everything, besides tokens and namespace, that the bytes of a block depend on: the
-    /// weights, the architecture, the element type and the layout of keys and values, the block
-    /// size, and the way of computing them. Two backends with equal fingerprints compute equal
-    /// bytes for equal prefixes.
-    pub fingerprint: [u8; 32],
-    /// The same for people, in one line: `llama, bf16, ...`.
-    pub description: String,
 }
 
 /// Computes forward passes.

@@ -363,7 +363,7 @@ impl Backend for FakeBackend {
         fingerprint[..8].copy_from_slice(b"fake kv ");
         fingerprint[8..16].copy_from_slice(&(self.spec.block_size as u64).to_le_bytes());
         let description = format!("fake, blocks of {}", self.spec.block_size);
-        Some(KvFormat { fingerprint, description })
+        Some(KvFormat::new(description, move || Ok(fingerprint)))
     }
 
     fn read_blocks(&mut self, blocks: &[BlockId], to: &mut [u8]) -> Result<(), BackendError> {

@@ -36,10 +36,14 @@ pub fn step(spec: &BackendSpec) -> StepBatch {
 /// `format`.
 pub fn add_to(format: &mut KvFormat, bytes: &[u8]) {
     let probe = blake3::hash(bytes);
-    let mut fingerprint = blake3::Hasher::new_derive_key("stolon 2026 format of KV blocks, probed");
-    fingerprint.update(&format.fingerprint).update(probe.as_bytes());
-    format.fingerprint = *fingerprint.finalize().as_bytes();
-    format.description += &format!(", probe {}", &probe.to_hex()[..8]);
+    let description = format!("{}, probe {}", format.description(), &probe.to_hex()[..8]);
+    let own = format.clone();
+    *format = KvFormat::new(description, move || {
+        const CONTEXT: &str = "stolon 2026 format of KV blocks, probed";
+        let mut fingerprint = blake3::Hasher::new_derive_key(CONTEXT);
+        fingerprint.update(&own.fingerprint()?).update(probe.as_bytes());
+        Ok(*fingerprint.finalize().as_bytes())
+    });
 }
 
 #[cfg(test)]
@@ -80,16 +84,19 @@ mod tests {
     /// Goal: other keys and values are another format.
     #[test]
     fn the_format_depends_on_the_bytes() {
-        let plain = KvFormat { fingerprint: [7; 32], description: "llama".to_owned() };
+        let plain = KvFormat::new("llama", || Ok([7; 32]));
         let [a, b, c] = [&[1, 2], &[1, 2], &[1, 3]].map(|bytes| {
             let mut format = plain.clone();
             add_to(&mut format, bytes);
             format
         });
-        assert_eq!(a, b);
-        assert_ne!(a.fingerprint, c.fingerprint);
-        assert_ne!(a.fingerprint, plain.fingerprint);
-        assert_ne!(a.description, c.description);
-        assert!(a.description.starts_with("llama, probe "), "{a:?}");
+        assert_eq!(a.fingerprint(), b.fingerprint());
+        assert_ne!(a.fingerprint(), c.fingerprint());
+        assert_ne!(a.fingerprint(), plain.fingerprint());
+        assert_ne!(a.description(), c.description());
+        assert!(a.description().starts_with("llama, probe "), "{a:?}");
+        let mut failed = KvFormat::new("llama", || Err("changed".to_owned()));
+        add_to(&mut failed, &[1]);
+        assert_eq!(failed.fingerprint(), Err("changed".to_owned()));
     }
 }

@@ -32,6 +32,7 @@ mod draft;
 #[cfg(feature = "testing")]
 pub mod fake;
 mod image;
+mod kv_format;
 pub mod kv_probe;
 mod pooling;
 mod regions;
@@ -40,12 +41,13 @@ mod with_draft;
 
 pub use adapter::{Adapter, AdapterLoadError, AdapterLoader};
 pub use batch::{
-    Backend, BackendError, BackendSpec, KvFormat, LogitRows, SequenceSlice, SliceState,
-    StateCheckpoint, StateSpec, StepBatch, StepOutput,
+    Backend, BackendError, BackendSpec, LogitRows, SequenceSlice, SliceState, StateCheckpoint,
+    StateSpec, StepBatch, StepOutput,
 };
 pub use check::{BatchChecker, check_read, check_write};
 pub use draft::{DraftOutput, DraftTask, check_drafts};
 pub use image::{ImageEmbeddings, ImageInput, SliceImage, rotary_len};
+pub use kv_format::KvFormat;
 pub use pooling::{Pooler, Pooling};
 pub use regions::{RegionBins, RegionLogits, RegionToken};
 pub use sampling::{

@@ -297,10 +297,13 @@ impl Backend for WithDraft {
     /// The format of both models together.
     fn kv_format(&self) -> Option<KvFormat> {
         let (own, other) = (self.model.kv_format()?, self.draft.kv_format()?);
-        let mut fingerprint = blake3::Hasher::new_derive_key("stolon 2026 KV with a draft model");
-        fingerprint.update(&own.fingerprint).update(&other.fingerprint);
-        let description = format!("{}; draft model: {}", own.description, other.description);
-        Some(KvFormat { fingerprint: *fingerprint.finalize().as_bytes(), description })
+        let description = format!("{}; draft model: {}", own.description(), other.description());
+        Some(KvFormat::new(description, move || {
+            let mut fingerprint =
+                blake3::Hasher::new_derive_key("stolon 2026 KV with a draft model");
+            fingerprint.update(&own.fingerprint()?).update(&other.fingerprint()?);
+            Ok(*fingerprint.finalize().as_bytes())
+        }))
     }
 
     /// A block has the bytes of the model, those of the draft model, and the tokens for which the

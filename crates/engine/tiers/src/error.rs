@@ -18,6 +18,10 @@ pub enum TierError {
     /// The backend cannot copy KV out of and into its pool.
     #[error("this engine's backend cannot copy KV blocks")]
     NoKvCopies,
+    /// The fingerprint of the KV cannot be computed: a file of the model was changed after it was
+    /// loaded, for example.
+    #[error("KV cannot be stored or read: {0}")]
+    KvFormat(Arc<str>),
     /// The prompt was computed, but not all of its full blocks were in the cache when they were to
     /// be copied: the prompt has no full block, the pool is too small for it and the running
     /// requests, or prefix caching is off.

@@ -57,4 +57,4 @@ pub use source::ModelSource;
 // It is a payload of `ModelError`.
 pub use stolon_kernels::KernelError;
 pub use weight_type::WeightType;
-pub use weights::{Tensor, TensorType, Weights};
+pub use weights::{Contents, Tensor, TensorType, Weights};

@@ -6,9 +6,11 @@
 #![allow(unsafe_code, reason = "mapping a file into memory")]
 
 use std::fmt;
+use std::fs::File;
 use std::io::ErrorKind;
 use std::ops::Deref;
 use std::path::Path;
+use std::time::SystemTime;
 
 use memmap2::Mmap;
 
@@ -19,7 +21,7 @@ use crate::memory::out_of_memory;
 /// Immutable bytes at a stable address.
 pub(crate) enum Bytes {
     /// A file mapped read-only. Pages are read from disk on first access.
-    Mapped(Mmap),
+    Mapped(MappedFile),
     /// A part of the binary.
     #[cfg_attr(
         not(feature = "demo-model"),
@@ -34,6 +36,25 @@ pub(crate) enum Bytes {
     Head(Vec<u8>, u64),
 }
 
+/// A file mapped read-only.
+pub(crate) struct MappedFile {
+    map: Mmap,
+    file: File,
+    /// When it was changed last before it was mapped, where the system knows it.
+    modified: Option<SystemTime>,
+}
+
+impl MappedFile {
+    /// Whether the file has the content that it had when it was mapped, as far as the system tells.
+    /// Files that replace it under its name do not matter: the mapping keeps the content.
+    fn is_unchanged(&self) -> bool {
+        let now = self.file.metadata();
+        now.is_ok_and(|now| {
+            now.len() == self.map.len() as u64 && now.modified().ok() == self.modified
+        })
+    }
+}
+
 impl Bytes {
     /// Maps the file at `path`.
     ///
@@ -43,7 +64,8 @@ impl Bytes {
     pub(crate) fn map(path: &Path) -> Result<Self, ModelError> {
         let io = |error| ModelError::Io { path: path.to_owned(), error };
         let file = files::open(path)?;
-        let size = file.metadata().map_err(io)?.len();
+        let metadata = file.metadata().map_err(io)?;
+        let size = metadata.len();
         if size == 0 {
             return Ok(Self::Owned(Vec::new()));
         }
@@ -59,7 +81,17 @@ impl Bytes {
         // access to a truncated part then faults), as with every mapped model file. Ordinary
         // updates do not do it: downloads write a new file and rename it when it is complete.
         let map = unsafe { Mmap::map(&file) }.map_err(not_mapped)?;
-        Ok(Self::Mapped(map))
+        Ok(Self::Mapped(MappedFile { map, file, modified: metadata.modified().ok() }))
+    }
+
+    /// Whether the bytes are those of a file, as it is now.
+    pub(crate) fn are_of_unchanged_file(&self) -> bool {
+        matches!(self, Self::Mapped(mapped) if mapped.is_unchanged())
+    }
+
+    /// Whether the bytes are those of a file, which may be changed later.
+    pub(crate) fn are_mapped(&self) -> bool {
+        matches!(self, Self::Mapped(_))
     }
 
     /// Size of the whole file in bytes. `Bytes` may have only its beginning.
@@ -77,7 +109,7 @@ impl Bytes {
     /// disk again on the next access.
     pub(super) fn release(&self, part: &[u8]) {
         #[cfg(unix)]
-        if let Self::Mapped(map) = self {
+        if let Self::Mapped(MappedFile { map, .. }) = self {
             let ends = part.as_ptr_range();
             let all = map.as_ptr_range();
             if part.is_empty() || ends.start < all.start || ends.end > all.end {
@@ -105,7 +137,7 @@ impl Bytes {
     /// it does not read what lies behind them.
     pub(crate) fn expect_random_reads(&self, range: std::ops::Range<usize>) {
         #[cfg(unix)]
-        if let Self::Mapped(map) = self
+        if let Self::Mapped(MappedFile { map, .. }) = self
             && let Err(error) = map.advise_range(memmap2::Advice::Random, range.start, range.len())
         {
             tracing::debug!(%error, "cannot tell how rows of a table are read");
@@ -120,7 +152,7 @@ impl Deref for Bytes {
 
     fn deref(&self) -> &[u8] {
         match self {
-            Self::Mapped(map) => map,
+            Self::Mapped(mapped) => &mapped.map,
             Self::Static(bytes) => bytes,
             Self::Owned(bytes) => bytes,
             #[cfg(feature = "hub")]

@@ -6,6 +6,7 @@
 //! quantized matrix has to be converted (`quantized.rs`).
 
 mod check;
+mod contents;
 mod encoder;
 mod expert_matrices;
 mod gguf;
@@ -36,6 +37,7 @@ use crate::config::{
 use crate::error::ModelError;
 use crate::files;
 use crate::mmap::Bytes;
+pub use contents::Contents;
 pub(crate) use encoder::in_block;
 pub(crate) use expert_matrices::ExpertMatrices;
 use stored::Stored;
@@ -388,34 +390,11 @@ impl Weights {
         self.insert(spec.name.clone(), stored)
     }
 
-    /// A hash of all files, for [`KvFormat`](stolon_backend::KvFormat). Pieces of the files are
-    /// hashed on `threads` threads, and their memory pages are released.
+    /// The contents of all files, for a hash of them that is computed later, if at all. What is not
+    /// in files is hashed now, on `threads` threads.
     #[must_use]
-    pub fn hash(&self, threads: usize) -> [u8; 32] {
-        const PIECE_BYTES: usize = 16 << 20;
-        let regions = self.regions.iter().map(|region| &*region.bytes);
-        let pieces: Vec<(&Bytes, &[u8])> = regions
-            .flat_map(|bytes| bytes.chunks(PIECE_BYTES).map(move |piece| (bytes, piece)))
-            .collect();
-        let mut hashes = vec![[0; 32]; pieces.len()];
-        let per_thread = pieces.len().div_ceil(threads.max(1)).max(1);
-        std::thread::scope(|scope| {
-            for (pieces, hashes) in pieces.chunks(per_thread).zip(hashes.chunks_mut(per_thread)) {
-                scope.spawn(move || {
-                    for ((bytes, piece), hash) in pieces.iter().zip(hashes) {
-                        *hash = *blake3::hash(piece).as_bytes();
-                        bytes.release(piece);
-                    }
-                });
-            }
-        });
-        let mut all = blake3::Hasher::new();
-        // The lengths keep files with the same concatenation apart.
-        self.regions.iter().for_each(|region| {
-            all.update(&(region.bytes.len() as u64).to_le_bytes());
-        });
-        all.update(hashes.as_flattened());
-        *all.finalize().as_bytes()
+    pub fn contents(&self, threads: usize) -> Contents {
+        Contents::of(self.regions.iter().map(|region| (&*region.file, &region.bytes)), threads)
     }
 
     /// Releases the memory pages of `bytes` if they are part of a mapped file. The bytes remain

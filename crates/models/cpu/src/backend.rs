@@ -21,7 +21,7 @@ use stolon_checkpoint::error::ModelError;
 use stolon_checkpoint::kv::{KvBudget, KvLayer, KvShape, KvType, check_block_size};
 use stolon_checkpoint::memory::packed_bytes;
 use stolon_checkpoint::weights::Weights;
-use stolon_checkpoint::{DraftHead as LoadedHead, WeightType};
+use stolon_checkpoint::{Contents, DraftHead as LoadedHead, WeightType};
 use stolon_kernels::{KvLayout, Path};
 use stolon_kvcache::BlockId;
 
@@ -32,7 +32,7 @@ use crate::kv_store::KvStore;
 use crate::memory;
 use crate::state_store::{StateStore, recurrent_bytes};
 use crate::vision::Encoder;
-use crate::workers::Workers;
+use crate::workers::{Workers, at_low_priority};
 pub use options::CpuOptions;
 
 /// Computes forward passes on the CPU.
@@ -542,14 +542,24 @@ fn kv_format(
     for part in parts.iter().chain(&encoder) {
         fingerprint.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
     }
-    fingerprint.update(&weights.hash(threads));
+    let contents = weights.contents(threads);
+    let mut of_head = None;
     if let Some(LoadedHead { config, kind, weights, token_ids: _, cluster_tokens: _ }) = head {
         description += &format!(", with its {} head", kind.name());
         // A model's own head is in the files of the model.
         if *kind != DraftHeadKind::Mtp {
-            fingerprint.update(format!("{config:?}, {kind:?}").as_bytes());
-            fingerprint.update(&weights.hash(threads));
+            of_head = Some((format!("{config:?}, {kind:?}"), weights.contents(threads)));
         }
     }
-    KvFormat { fingerprint: *fingerprint.finalize().as_bytes(), description }
+    KvFormat::new(description, move || {
+        // Requests may be computed meanwhile.
+        let hash = |contents: &Contents| {
+            at_low_priority(|| contents.hash(threads)).map_err(|error| error.to_string())
+        };
+        fingerprint.update(&hash(&contents)?);
+        if let Some((config, contents)) = of_head {
+            fingerprint.update(config.as_bytes()).update(&hash(&contents)?);
+        }
+        Ok(*fingerprint.finalize().as_bytes())
+    })
 }

@@ -320,6 +320,9 @@ fn kv_format(
         fingerprint.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
     }
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    fingerprint.update(&weights.hash(threads));
-    KvFormat { fingerprint: *fingerprint.finalize().as_bytes(), description }
+    let contents = weights.contents(threads);
+    KvFormat::new(description, move || {
+        fingerprint.update(&contents.hash(threads).map_err(|error| error.to_string())?);
+        Ok(*fingerprint.finalize().as_bytes())
+    })
 }

@@ -112,8 +112,9 @@ pub struct CandleOptions {
     /// if attention gathers keys and values. On the CPU, which is used only for tests, the same
     /// steps are padded and replayed without a graph.
     pub cuda_graphs: bool,
-    /// Whether KV blocks can be copied out of and into the KV store. It requires `batch_invariant`,
-    /// and the files of the weights are read once more during loading to hash them.
+    /// Whether KV blocks can be copied out of and into the KV store. It requires `batch_invariant`.
+    /// The files of the weights stay mapped, and are read once more when the fingerprint of the
+    /// format is computed.
     pub kv_copies: bool,
 }
 

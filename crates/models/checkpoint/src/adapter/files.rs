@@ -82,7 +82,7 @@ impl AdapterFiles {
         self.check_pairs()?;
         self.weights.check_disjoint()?;
         let mut hasher = blake3::Hasher::new_derive_key("stolon 2026 weights of an adapter");
-        hasher.update(&self.weights.hash(1));
+        hasher.update(&self.weights.contents(1).hash(1)?);
         hasher.update(format!("{:?}", self.scaling).as_bytes());
         self.fingerprint = *hasher.finalize().as_bytes();
         self.weights.split_updates(config)?;

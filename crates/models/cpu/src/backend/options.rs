@@ -49,9 +49,9 @@ pub struct CpuOptions {
     /// exists. They stay there in any case if there is no memory for them. Results do not depend on
     /// it.
     pub map_tables: bool,
-    /// Whether KV blocks can be copied out of and into the KV store.
-    /// [`Backend::kv_format`](stolon_backend::Backend::kv_format) then needs a hash of the weights,
-    /// so their files are read once more during loading.
+    /// Whether KV blocks can be copied out of and into the KV store. The fingerprint of
+    /// [`Backend::kv_format`](stolon_backend::Backend::kv_format) then needs a hash of the weights:
+    /// their files stay mapped, and are read once more when it is computed.
     pub kv_copies: bool,
     /// Whether the threads that load the model have a [low priority](crate::at_low_priority), so that
     /// they do not delay the steps of other models in the process.

@@ -117,7 +117,7 @@ pub(crate) async fn import(
     request: Request,
 ) -> Result<Json<Imported>, ApiError> {
     let activity = request.extensions().get::<Arc<Activity>>().cloned();
-    let begun = begin_import(&app, request.headers());
+    let begun = begin_import(&app, request.headers()).await;
     let mut body = request.into_body();
     let received = match begun {
         Ok((mut import, permit)) => {
@@ -135,7 +135,7 @@ pub(crate) async fn import(
     Ok(Json(Imported { tokens: import.finish().await? }))
 }
 
-fn begin_import(
+async fn begin_import(
     app: &App,
     headers: &HeaderMap,
 ) -> Result<(PrefixImport, OwnedSemaphorePermit), ApiError> {
@@ -146,7 +146,7 @@ fn begin_import(
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
     check_content_encoding(headers)?;
-    Ok((app.engine.cache().import()?, app.prefix_files.begin()?))
+    Ok((app.engine.cache().import().await?, app.prefix_files.begin()?))
 }
 
 /// Receives a file. Each piece must arrive within the time limit of a whole body. The import limits
