@@ -361,7 +361,8 @@ impl Request {
     }
 
     /// Minimum number of tokens to generate. Until then, the model's end-of-sequence ids and the
-    /// stop ids cannot be chosen, and stop strings are not looked for. Default: 0.
+    /// stop ids cannot be chosen, stop strings are not looked for, and a repetition does not end the
+    /// answer. Default: 0.
     pub fn min_tokens(mut self, min_tokens: usize) -> Request {
         self.min_tokens = min_tokens;
         self

@@ -214,6 +214,7 @@ impl TokenStream {
             answer.marking.take().into_iter().for_each(Marking::mark);
         }
         answer.usage.completion_tokens += 1;
+        let is_early = answer.usage.completion_tokens < answer.min_tokens;
         let mut matched = None;
         // A token that ends the generation, or that comes before the text, is not part of it.
         if let (Some(id), Some((detokenizer, stop_strings))) = (token.id, &mut answer.text)
@@ -222,7 +223,6 @@ impl TokenStream {
             && !answer.stop_ids.contains(id)
         {
             let text = detokenizer.push(id);
-            let is_early = answer.usage.completion_tokens < answer.min_tokens;
             if let Some(parser) = &mut answer.parser {
                 let found = match is_early {
                     true => parser.push_before_stops(&text),
@@ -254,7 +254,7 @@ impl TokenStream {
             self.answer.text = None;
             let stop = self.answer.stops.get(index).cloned();
             self.end_early(FinishReason::StopString(stop.unwrap_or_default()));
-        } else if repeats {
+        } else if repeats && !is_early {
             self.end_early(FinishReason::Repetition);
         }
     }

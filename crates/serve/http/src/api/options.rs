@@ -93,8 +93,8 @@ pub struct GenerationOptions {
     /// `stop_reason` is `repetition`. Default true for conversations without `ignore_eos`, and
     /// false for completions.
     pub end_repetition: Option<bool>,
-    /// Minimum number of tokens of the answer: before that, no end-of-sequence token, stop token or
-    /// stop string ends it. Default 0.
+    /// Minimum number of tokens of the answer: before that, no end-of-sequence token, stop token, stop
+    /// string or repetition ends it. Default 0.
     #[serde(default, deserialize_with = "fields::count::<_, 0, { u32::MAX as usize }>")]
     #[schemars(range(min = 0, max = u32::MAX as usize))]
     pub min_tokens: Option<usize>,

@@ -111,6 +111,7 @@ async fn an_endless_repetition_is_ended() {
         ("/v1/chat/completions", chat.clone(), 257),
         ("/v1/chat/completions", with(&chat, &off), 600),
         ("/v1/chat/completions", with(&chat, &eos), 600),
+        ("/v1/chat/completions", with(&chat, &json!({"min_tokens": 400})), 400),
     ] {
         let reply = server.ok(path, body.clone()).await;
         let choice = &reply["choices"][0];
@@ -119,7 +120,7 @@ async fn an_endless_repetition_is_ended() {
         assert_eq!(reply["usage"]["completion_tokens"], tokens);
         // Clients take `length` for a limit of theirs.
         let (reason, cut) = match tokens {
-            257 => ("stop", json!("repetition")),
+            257 | 400 => ("stop", json!("repetition")),
             _ => ("length", Value::Null),
         };
         assert_eq!(choice["finish_reason"], reason);
