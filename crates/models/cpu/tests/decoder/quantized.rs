@@ -20,6 +20,20 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 /// The f32 `weights` with matrices converted to `dtype`, and the same with the matrices converted
 /// back to f32.
 fn convert(config: &DecoderConfig, weights: &Weights, dtype: TensorType) -> (Weights, Weights) {
+    let (stored, widened) = converted(config, weights, dtype);
+    (of(stored), of(widened))
+}
+
+fn of(tensors: Vec<Tensor<'static>>) -> Weights {
+    Weights::from_tensors("memory", tensors).expect("valid tensors")
+}
+
+/// The same as lists of tensors.
+fn converted(
+    config: &DecoderConfig,
+    weights: &Weights,
+    dtype: TensorType,
+) -> (Vec<Tensor<'static>>, Vec<Tensor<'static>>) {
     let candle_type = candle_type(dtype).expect("a type that candle can quantize to");
     let mut stored = Vec::new();
     let mut widened = Vec::new();
@@ -47,8 +61,7 @@ fn convert(config: &DecoderConfig, weights: &Weights, dtype: TensorType) -> (Wei
         stored.push(Tensor { dtype, bytes: Cow::Owned(bytes), ..plain.clone() });
         widened.push(Tensor { bytes: Cow::Owned(back), ..plain });
     }
-    let weights = |tensors| Weights::from_tensors("memory", tensors).expect("valid tensors");
-    (weights(stored), weights(widened))
+    (stored, widened)
 }
 
 /// The logits of 40 tokens. Also checks that they are bit-identical when computed in chunks.
@@ -106,6 +119,7 @@ fn every_type_matches_its_values_on_every_instruction_set() {
     let config = wide_rows();
     let weights = || random_model(&config, 3).expect("a valid configuration");
     let exact = logits(&config, weights(), Path::PORTABLE, WeightType::Stored);
+    let original = weights();
     for (dtype, far) in [
         (TensorType::F16, 0.001),
         (TensorType::Bf16, 0.01),
@@ -120,15 +134,15 @@ fn every_type_matches_its_values_on_every_instruction_set() {
         (TensorType::Q4_1, 0.4),
         (TensorType::Q4_0, 0.4),
     ] {
-        let (_, widened) = convert(&config, &weights(), dtype);
-        let expected = logits(&config, widened, Path::PORTABLE, WeightType::Stored);
+        let (stored, widened) = converted(&config, &original, dtype);
+        let expected = logits(&config, of(widened), Path::PORTABLE, WeightType::Stored);
         let distance = error(&expected, &exact);
         assert!(distance < far, "{dtype:?}: error {distance} against f32");
         for path in Path::supported() {
             let rounds = matches!(path.kind(), PathKind::Avx512Bf16 | PathKind::Amx);
             let near = if dtype.block_len() > 1 || rounds { 0.02 } else { 1e-4 };
-            let (stored, _) = convert(&config, &weights(), dtype);
-            let distance = error(&logits(&config, stored, path, WeightType::Stored), &expected);
+            let distance =
+                error(&logits(&config, of(stored.clone()), path, WeightType::Stored), &expected);
             println!("{dtype:?}, {path:?}: error {distance} against the same values in f32");
             assert!(distance < near, "{dtype:?}, {path:?}: error {distance} against f32");
         }

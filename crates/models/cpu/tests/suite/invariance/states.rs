@@ -69,15 +69,20 @@ impl Subject<'_> {
         }
     }
 
-    /// A checkpoint at every block boundary, and one position before and after it. What other
-    /// sequences have left in the KV store and in the slot makes no difference.
+    /// A checkpoint at every boundary of blocks of 16 positions, and at some of blocks of 4, and one
+    /// position before and after it. What other sequences have left in the KV store and in the slot
+    /// makes no difference.
     fn check_boundaries(&self, expected: &[Vec<f32>]) {
         let count = self.tokens.len();
         for block_size in [4, 16] {
             let mut backend = self.backend(block_size, self.threads[self.threads.len() - 1]);
             poison(&mut *backend);
             let table = run::table(0, count, block_size);
-            let lens = (1..count).filter(|len| (len + 1) % block_size < 3);
+            let is_tried = |len: &usize| {
+                let (boundary, after) = ((len + 1) / block_size, (len + 1) % block_size);
+                after < 3 && (block_size == 16 || boundary % 4 == 1)
+            };
+            let lens = (1..count).filter(is_tried);
             for len in lens {
                 let whole = run::part(&self.tokens, 0, count, &table);
                 let whole = writing(&*backend, 3, whole, &[len]);
