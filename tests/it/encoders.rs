@@ -1,11 +1,13 @@
 //! Text encoders through the whole path, from text to vectors and scores, compared with
 //! sentence-transformers.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use futures::future::join_all;
 use serde_json::Value;
 use stolon::{Engine, EngineBuilder, EngineError, Error, ModelSource, Request, WeightType};
+
+use crate::support::copies::copy_all;
 
 const EMBEDDERS: [&str; 13] = [
     "bert",
@@ -257,18 +259,6 @@ async fn adapters_of_tasks_that_do_not_fit_are_refused() {
         let refused = Engine::builder().model(ModelSource::Directory(copy.path().into()));
         let error = refused.threads(1).build().await.expect_err(what).to_string();
         assert!(error.contains(named), "{what}: {error}");
-    }
-}
-
-fn copy_all(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).expect("a directory");
-    for entry in std::fs::read_dir(from).expect("a directory") {
-        let path = entry.expect("an entry").path();
-        let target = to.join(path.file_name().expect("a name"));
-        match path.is_dir() {
-            true => copy_all(&path, &target),
-            false => drop(std::fs::copy(&path, &target).expect("a file")),
-        }
     }
 }
 

@@ -4,6 +4,7 @@ mod support {
     #[path = "../../../crates/models/checkpoint/tests/it/support/adapter_writer.rs"]
     pub(crate) mod adapter_writer;
     pub(crate) mod bits;
+    pub(crate) mod copies;
     pub(crate) mod fake;
     #[path = "../../../crates/models/checkpoint/tests/it/support/model_adapter.rs"]
     pub(crate) mod model_adapter;

@@ -3,6 +3,8 @@
 use stolon::{Engine, EngineBuilder, Error, FormatError, KvType, Request, TierError};
 use stolon_backend::fake::{FakeBackend, FakeOptions};
 
+use crate::support::copies::copy_all;
+
 fn prompt(len: usize, seed: u32) -> Vec<u32> {
     (0..len as u32).map(|n| (n * 31 + n * n * 7 + seed * 13) % 256).collect()
 }
@@ -157,10 +159,7 @@ async fn a_prefix_is_exported_with_its_recurrent_state() {
 async fn a_model_that_was_changed_after_it_was_loaded_exports_nothing() {
     let original = stolon_fixtures::path("qwen3");
     let copy = tempfile::tempdir().expect("a directory");
-    for entry in std::fs::read_dir(&original).expect("a directory") {
-        let path = entry.expect("an entry").path();
-        std::fs::copy(&path, copy.path().join(path.file_name().expect("a name"))).expect("a file");
-    }
+    copy_all(&original, copy.path());
     let builder = || Engine::builder().model(copy.path()).num_blocks(64);
     let document: Vec<u32> = (0..40).map(|n| n * 7 % 50).collect();
     let [unchanged, changed] = [start(builder()).await, start(builder()).await];

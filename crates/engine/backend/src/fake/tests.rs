@@ -182,7 +182,8 @@ fn blocks_survive_a_copy_out_and_in() {
         .expect("two blocks");
     let logits = run(&mut other, &tokens[8..], slice(8, 1, &[31, 0, 7]));
     assert_eq!(logits, expected_logits(&tokens, 50));
-    let fingerprint = |of: &dyn Backend| of.kv_format().expect("a format").fingerprint();
+    let fingerprint =
+        |of: &dyn Backend| of.kv_format().expect("a format").fingerprint().expect("a hash");
     assert_eq!(fingerprint(&backend), fingerprint(&other));
     assert_ne!(fingerprint(&backend), fingerprint(&FakeBackend::new(options(8))));
     for (blocks, len) in [(vec![BlockId(32)], 96), (vec![BlockId(1)], 95), (vec![], 1)] {

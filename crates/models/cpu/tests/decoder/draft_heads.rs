@@ -370,7 +370,8 @@ fn guesses_have_the_same_bits_wherever_their_context_comes_from() {
             other.write_blocks(&moved, &parts).expect("blocks");
             let guessed = bits(&guesses(&mut other, &tokens, &moved, GUESSES));
             assert_eq!(*expected, guessed, "{kv_type:?}: copied blocks");
-            let fingerprint = |of: &CpuBackend| of.kv_format().expect("a format").fingerprint();
+            let fingerprint =
+                |of: &CpuBackend| of.kv_format().expect("a format").fingerprint().expect("a hash");
             assert_eq!(fingerprint(&own), fingerprint(&other));
             assert_ne!(fingerprint(&own), fingerprint(&plain));
         }

@@ -262,7 +262,7 @@ async fn the_next_turn_computes_only_what_is_new() {
             let server = demo(|engine, _| if is_exact { engine } else { engine.history_bytes(0) });
             let mut agent = Agent { tools: Vec::new(), ..Agent::new() };
             let mut known = 0;
-            for turn in 0..5 {
+            for turn in 0..12 {
                 let mut body = (api.body)(&agent);
                 body["temperature"] = json!(2.0);
                 body["seed"] = json!(turn);
@@ -286,5 +286,5 @@ async fn the_next_turn_computes_only_what_is_new() {
         }
     }
     // How many depends on the tokens, which differ between processors at this temperature.
-    assert!(retokenized > 0, "no turn was computed again in part");
+    assert!(retokenized > 5, "{retokenized} turns were computed again in part");
 }
